@@ -41,6 +41,7 @@ check: setup ## format, lint, types, layers, house rules: what CI asks first
 	$(BIN)/mypy --num-workers 2 $(CHECKED) || { test $$? -eq 2 && $(BIN)/mypy $(CHECKED); }  # 2: its workers were not up in time
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python scripts/check_house_rules.py
+	$(BIN)/python scripts/generate_client.py --check
 
 format: setup ## let ruff write the format, and fix what it can
 	$(BIN)/ruff check --fix $(CHECKED)

@@ -15,7 +15,7 @@ from distributed_grid.client.leases import AsyncLease, PendingLease
 from distributed_grid.client.transports import named_config, usual_transport
 
 if TYPE_CHECKING:
-    from distributed_grid.client.conversation import Message
+    from distributed_grid.api.answers.reports import GridStatus
     from distributed_grid.client.job_requests import Command, JobOptions, LeaseOptions
     from distributed_grid.orchestration.distributed_memory_pool import DistributedMemoryPool
 
@@ -42,9 +42,9 @@ def borrow(**options: Unpack[LeaseOptions]) -> PendingLease:
     return PendingLease(_transport(), options)
 
 
-async def status() -> Message:
+async def status() -> GridStatus:
     """As `distributed_grid.status`."""
-    return await _transport().call("get_status")
+    return await _transport().get_status()
 
 
 def pool(*, compression: str = "auto") -> DistributedMemoryPool:

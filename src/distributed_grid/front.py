@@ -18,7 +18,8 @@ from distributed_grid.client.transports import complete, iterate, named_config, 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from distributed_grid.client.conversation import Message
+    from distributed_grid.api.answers.jobs import JobRow
+    from distributed_grid.api.answers.reports import GridStatus
     from distributed_grid.client.job_requests import Command, CommandOptions, JobOptions, LeaseOptions
     from distributed_grid.client.memory.pool import MemoryPool
     from distributed_grid.quantities import Span
@@ -57,9 +58,9 @@ def borrow(**options: Unpack[LeaseOptions]) -> LeaseHandle:
     return LeaseHandle(complete(leases.borrow(usual_transport(), options)))
 
 
-def status() -> Message:
+def status() -> GridStatus:
     """Nodes, offers, leases, jobs and recommendations."""
-    return complete(usual_transport().call("get_status"))
+    return complete(usual_transport().get_status())
 
 
 def pool(*, compression: str = "auto") -> MemoryPool:
@@ -105,7 +106,7 @@ class JobHandle:
             complete(self._job.status())
         return self._job
 
-    def status(self) -> Message:
+    def status(self) -> JobRow:
         """Everything known about the job now."""
         return complete(self._job.status())
 

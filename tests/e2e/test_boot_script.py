@@ -16,7 +16,7 @@ import pytest
 
 from distributed_grid.adapters.clouds.boot_script import DEADLINE_VARIABLE, HEARD_FILE
 from distributed_grid.agent.join_client import JoinToken
-from distributed_grid.server.access.certificates import ensure_certificate
+from distributed_grid.server.access.tls import ensure_certificate
 from tests.support.bare_machine import TOOLS, BareMachine, order_for
 from tests.support.processes import is_running
 from tests.support.shell import GRID, Shell, wait_until

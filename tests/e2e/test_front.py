@@ -36,7 +36,7 @@ def own_grid(grid: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
 def shell(shared_grid: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     """The grid of this file; a test ends what it has begun."""
     yield _entered(shared_grid, monkeypatch)
-    assert [row for row in grid.status()["allocations"] if row["state"] == "active"] == []
+    assert [row for row in grid.status().allocations if row.state == "active"] == []
 
 
 def _entered(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
@@ -124,7 +124,7 @@ def test_submitted_job_is_followed_waited_for_and_cancelled(shell: Shell) -> Non
     job = grid.submit("echo one; echo two >&2; printf three; sleep 0.2", shell=True)
     assert sorted(job.logs(follow=True)) == ["one", "three", "two"]
     assert list(job.logs(stderr=False)) == ["one", "three"]
-    assert (job.wait().exit_code, job.state, job.status()["job_id"]) == (0, "ended", job.id)
+    assert (job.wait().exit_code, job.state, job.status().job_id) == (0, "ended", job.id)
 
     job = grid.submit("sleep 60")
     with pytest.raises(TimedOut, match=r"has not ended after 0\.2 s"):
@@ -152,9 +152,9 @@ def test_lease_runs_commands_and_is_released_at_the_end_of_its_block(shell: Shel
         before = lease.expires_at
         lease.extend("5min")
         assert str(lease.expires_at) > str(before)
-        (row,) = grid.status()["allocations"]
-        assert (row["allocation_id"], row["node_id"]) == (lease.id, lease.node)
-    assert grid.status()["allocations"] == []
+        (row,) = grid.status().allocations
+        assert (row.allocation_id, row.node_id) == (lease.id, lease.node)
+    assert grid.status().allocations == []
     with pytest.raises((Refused, NotFound)):
         lease.run("true")
     lease.release()
@@ -168,7 +168,7 @@ def test_exception_in_the_block_of_a_lease_releases_it_and_is_raised(shell: Shel
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    wait_until(lambda: grid.status()["allocations"] == [])
+    wait_until(lambda: grid.status().allocations == [])
 
 
 def test_twenty_threads_at_once(shell: Shell) -> None:
@@ -196,14 +196,14 @@ def test_twins_in_aio(shell: Shell) -> None:
         job = await aio.submit("echo one; sleep 0.2; echo two", shell=True)
         assert [line async for line in job.logs(follow=True)] == ["one", "two"]
         assert (await job.wait()).exit_code == 0
-        assert (await job.status())["state"] == job.state == "ended"
+        assert (await job.status()).state == job.state == "ended"
         async with aio.borrow(cpus=1) as lease:
             assert (await lease.run("nproc")).stdout == "1\n"
-            assert len((await aio.status())["allocations"]) == 1
+            assert len((await aio.status()).allocations) == 1
             await lease.extend(60)
         lease = await aio.borrow(cpus=1)
         await lease.release()
-        assert (await aio.status())["allocations"] == []
+        assert (await aio.status()).allocations == []
 
     asyncio.run(story())
 
@@ -211,7 +211,7 @@ def test_twins_in_aio(shell: Shell) -> None:
 def test_cancelled_task_cancels_its_job(shell: Shell) -> None:
     async def story() -> None:
         task = asyncio.create_task(aio.run("sleep 60", job_id="aio-cancelled"))
-        while not (await aio.status())["allocations"]:
+        while not (await aio.status()).allocations:
             await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -277,7 +277,7 @@ def test_named_config_of_the_environment_counts(own_grid: Shell, monkeypatch: py
     began = time.monotonic()
     assert grid.run("echo $GRID_NODE", shell=True, node="right", isolated=True).stdout == "right\n"
     assert grid.run("true", node="left", strategy="node_specific", isolated=True).node == "left"
-    assert {row["node_id"] for row in grid.status()["nodes"]} == {"left", "right"}
+    assert {row.node_id for row in grid.status().nodes} == {"left", "right"}
     assert time.monotonic() - began < 60
 
 

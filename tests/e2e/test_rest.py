@@ -334,6 +334,12 @@ def test_a_request_is_at_most_a_megabyte_whether_or_not_it_says_so(owner: httpx.
     assert owner.get("/v1/health").status_code == 200
 
 
+def test_head_that_is_too_long_and_too_many_types_of_events_are_refused_in_json(owner: httpx.Client) -> None:
+    found = error(owner.get("/v1/events", params={"type": ["joined"] * 51}), 400)
+    assert "50" in found["message"]
+    assert "too long" in error(owner.get("/v1/health", headers={"X-Long": "x" * 70_000}), 400)["message"]
+
+
 def send_to_the_end(line: socket.socket, noise: bytes) -> None:
     """Send all there is, and wait for an answer or the end of the connection."""
     with contextlib.suppress(ConnectionError, ssl.SSLEOFError):  # the server may hang up before it has read all

@@ -22,6 +22,7 @@ from distributed_grid.orchestration.offloading_detector import OffloadingDetecto
 from tests.e2e.clones import UsedClone
 from tests.e2e.guides import Guide, assert_within, load_config, run_block
 from tests.support.project import PROJECT, set_rebalance_interval
+from tests.support.shell import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -83,6 +84,7 @@ async def the_executor_moves_what_the_detector_found(program: str, clone: UsedCl
     script = "echo on $GRID_NODE; until [ -e finish ]; do sleep 0.05; done"
     wanted = ("-j", "walker", "--restartable", "-n", "gpu-master", "-r", "memory", "-a", "2")
     clone("run-shared", "--detach", *wanted, "sh", "-c", script, check=0)
+    wait_until(lambda: clone.json("jobs", "show", "walker")["state"] == "running")
     config = load_cluster_config("config/my-cluster-enhanced.yaml")
     manager = SSHManager(config)
     detector = OffloadingDetector(manager, config)

@@ -23,7 +23,7 @@ from distributed_grid import wire
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.resources import Claim
 from distributed_grid.posix.boot_clock import boot_ms
-from distributed_grid.server.access.certificates import ensure_certificate
+from distributed_grid.server.access.tls import ensure_certificate
 from tests.e2e.crashes.conftest import needs_root
 from tests.support.joined_agents import NO_CPU, JoinedAgent, start_lending
 from tests.support.ports import free_port

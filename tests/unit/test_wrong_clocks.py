@@ -34,7 +34,7 @@ from distributed_grid.ports import Batch, EventRow
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.warm_pool import SLOT_MS, WarmPool
 from distributed_grid.scheduling.scaling.budget import budget_state, settle
-from distributed_grid.server.access.certificates import make_certificate
+from distributed_grid.server.access.tls import make_certificate
 from distributed_grid.server.access.tokens import TokenStore, UserToken, bearer_text, hash_of
 from distributed_grid.server.services.jobs import trim_content_forever
 from distributed_grid.trees.content_store import ContentStore

@@ -325,7 +325,17 @@ def run_child(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awai
 
     async def serve_and_exit() -> None:
         if sys.argv[1] == STDIO:
-            streams = await _standard_streams()
+            # nothing else uses standard input and output from now on: prints of libraries go to standard error
+            loop = asyncio.get_running_loop()
+            out = os.fdopen(os.dup(1), "wb", buffering=0)
+            os.dup2(2, 1)
+            reader = asyncio.StreamReader()
+            await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb", buffering=0)
+            )
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, out)
+            streams = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
         else:
             end = socket.socket(fileno=int(sys.argv[1]))
             end.setblocking(False)
@@ -336,15 +346,3 @@ def run_child(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awai
         os._exit(0)  # at once: the next child repeats unfinished work
 
     asyncio.run(serve_and_exit())
-
-
-async def _standard_streams() -> Streams:
-    """Standard input and output, which nothing else uses from now on: what libraries print goes to standard error."""
-    loop = asyncio.get_running_loop()
-    out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb", buffering=0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, out)
-    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

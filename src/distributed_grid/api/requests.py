@@ -171,7 +171,9 @@ class ListEvents(Message, frozen=True):
     after: Annotated[Count, Meta(description="Only events after this `seq`.")] | None = None
     follow: Follow = False
     subject: Annotated[Name, Meta(description="Only events about this job, lease or node.")] | None = None
-    types: Annotated[Names, Meta(description="Only events of these types.")] = ()
+    types: Annotated[
+        tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=50, description="Only events of these types.")
+    ] = ()
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
 
 

@@ -10,14 +10,19 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.api.framing import STDOUT
 from distributed_grid.api.id_prefixes import generated_part
 from distributed_grid.cli.session import CliSession, is_terminal
 from distributed_grid.cli.standard_streams import print_message
+from distributed_grid.client.conversation import present
 from distributed_grid.errors import BadInput
 from distributed_grid.number_text import GIB, counted, plain_number, size_text
+
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.cluster import ClusterNodeRow
+    from distributed_grid.api.answers.nodes import NodeRow
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 MIN_SHOWN_CHARS = 8  # so many characters of an id are shown at least, besides those that say only what it is
@@ -160,19 +165,19 @@ def format_unused_borrowing(row: dict[str, Any]) -> str:
 FREE_AND_LENT = ("CORES FREE+LENT", "MEMORY FREE+LENT", "GPUS FREE+LENT")
 
 
-def free_and_lent(node: dict[str, Any]) -> tuple[str, ...]:
+def free_and_lent(node: NodeRow) -> tuple[str, ...]:
     """The cells of a node under `FREE_AND_LENT`."""
     return (
-        f"{plain_number(node['cpu_free'])} + {plain_number(node['cpu_lent'])}",
-        f"{node['memory_free_gb']:.1f} + {node['memory_lent_gb']:.1f} GB",
-        f"{plain_number(node['gpus_free'])} + {plain_number(node['gpus_lent'])}" if node["gpus"] else "-",
+        f"{plain_number(node.cpu_free)} + {plain_number(node.cpu_lent)}",
+        f"{node.memory_free_gb:.1f} + {node.memory_lent_gb:.1f} GB",
+        f"{plain_number(node.gpus_free)} + {plain_number(node.gpus_lent)}" if node.gpus else "-",
     )
 
 
-def node_state(node: dict[str, Any]) -> str:
-    if node["cooling"]:
+def node_state(node: NodeRow | ClusterNodeRow) -> str:
+    if node.cooling:
         return "cooling down"
-    return "stopped" if node.get("stopped") else str(node["state"])
+    return "stopped" if present(node.stopped) else node.state or "-"
 
 
 def format_time(moment: str | None) -> str:

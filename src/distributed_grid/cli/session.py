@@ -15,11 +15,12 @@ from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import (
     MAX_CONFIG_BYTES,
     ClientConfig,
+    JsonObject,
     Part,
     ReconnectBackoff,
     digest_of,
-    needs_config,
 )
+from distributed_grid.client.operations import Operations, keeps_config
 from distributed_grid.errors import Unreachable
 from distributed_grid.state_dir import NO_CONFIG, StateDir
 
@@ -64,55 +65,39 @@ class CliSession:
             on_welcome=self._note_new_config,
         )
 
-    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, op: str, **arguments: Any) -> JsonObject:
         """One request to the control plane, on a connection of its own."""
-        with self.client(any_config=not needs_config(op)) as client:
-            return client.call(op, **arguments)
+        return self.ask.call(op, **arguments)
 
-    def query(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """One request of a command that only shows something, on a connection of its own."""
-        with self.client(query_only=True) as client:
-            return client.call(op, **arguments)
+    @cached_property
+    def ask(self) -> Operations:
+        """Requests of a command, each on a connection of its own."""
+        return _SingleRequests(lambda op: self.client(any_config=keeps_config(op)))
 
-    def stream_steps(
-        self,
-        op: str,
-        show: Callable[[str, str], None],
-        *,
-        query_only: bool = False,
-        any_config: bool = False,
-        **arguments: Any,
-    ) -> dict[str, Any]:
-        """A request that reports its steps, which are shown as (node, step); the answer, which comes last."""
-        last: dict[str, Any] = {}
-        with self.client(query_only=query_only, any_config=any_config or not needs_config(op)) as client:
-            for _, message in client.stream(op, **arguments):
-                assert isinstance(message, dict)
-                if "step" in message:
-                    show(message["node_id"], message["step"])
-                last = message
-        return last
+    @cached_property
+    def query(self) -> _SingleRequests:
+        """Requests of a command that only shows something, each on a connection of its own."""
+        return _SingleRequests(lambda op: self.client(query_only=True))
 
     def follow(
         self,
-        op: str,
-        arguments: Callable[[], dict[str, Any]],
+        ask: Callable[[Operations], Iterator[tuple[bytes, Part]]],
         *,
         reconnect: bool = True,
         query_only: bool = False,
         may_start: bool = True,
     ) -> Iterator[tuple[bytes, Part]]:
-        """A stream that continues with the next control plane after a loss; `arguments` gives the position.
+        """A stream that continues with the next control plane after a loss; `ask` sends the request, with the position.
 
         A `query_only` stream does not start the next one: a user may have stopped the last.
         """
         backoff = ReconnectBackoff()
         while True:
             try:
-                with self.client(query_only=query_only, any_config=not needs_config(op), may_start=may_start) as client:
+                with self.client(query_only=query_only, any_config=True, may_start=may_start) as client:
                     client.greet()
                     may_start = may_start and not query_only
-                    for kind, part in client.stream(op, **arguments()):
+                    for kind, part in ask(client):
                         backoff.reset()
                         yield kind, part
                 return
@@ -172,6 +157,24 @@ class CliSession:
         if note not in self._noted:
             self._noted.add(note)
             print_message(f"grid: {printable(note)}")
+
+
+class _SingleRequests(Operations):
+    """Requests that each have a connection of their own."""
+
+    def __call__(self, op: str, **arguments: Any) -> JsonObject:
+        return self.call(op, **arguments)
+
+    def __init__(self, connect: Callable[[str], Client]) -> None:
+        self._connect = connect
+
+    def call(self, op: str, **arguments: Any) -> JsonObject:
+        with self._connect(op) as client:
+            return client.call(op, **arguments)
+
+    def stream(self, op: str, **arguments: Any) -> Iterator[tuple[bytes, Part]]:
+        with self._connect(op) as client:
+            yield from client.stream(op, **arguments)
 
 
 def _is_newer(path: str, welcome: Mapping[str, Any]) -> bool:

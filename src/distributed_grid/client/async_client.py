@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -18,7 +18,7 @@ from distributed_grid.client.conversation import (
     RETRY_SECONDS,
     ClientConfig,
     Conversation,
-    Message,
+    JsonObject,
     Part,
     ReconnectBackoff,
     answer_of,
@@ -26,21 +26,23 @@ from distributed_grid.client.conversation import (
     encode,
     hello,
     is_last,
-    needs_config,
     no_answer,
 )
+from distributed_grid.client.operations import AsyncOperations, Operations, keeps_config
+from distributed_grid.client.transports import Transport
 from distributed_grid.errors import GridError, Unreachable
 from distributed_grid.posix.sockets import short_path
 from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:
+    from distributed_grid.client.operations import ReadLogsFields
     from distributed_grid.config import ClusterConfig
 
 T = TypeVar("T")
 _LOST = (*LOST, FileNotFoundError)
 
 
-class AsyncClient:
+class AsyncClient(AsyncOperations):
     """Client of the control plane; every call has a connection of its own, so calls never wait for each other."""
 
     def __init__(self, state_dir: StateDir, config: ClientConfig, connect: Callable[[], Client] | None = None) -> None:
@@ -52,17 +54,17 @@ class AsyncClient:
     async def start(self) -> None:
         """Make sure that a control plane runs and has our config."""
         with self._connect() as client:
-            await asyncio.to_thread(client.call, "get_daemon_info")
+            await asyncio.to_thread(client.get_daemon_info)
 
-    async def greet(self) -> Message:
+    async def greet(self) -> JsonObject:
         """What the control plane says of itself and its nodes when a client connects."""
         return await self._exchange(None, any_config=False)
 
-    async def call(self, op: str, **arguments: Any) -> Message:
+    async def call(self, op: str, **arguments: Any) -> JsonObject:
         """One request, one answer; sent again when the control plane went away before it answered."""
-        return await self._exchange(encode({"op": op, **arguments}), any_config=not needs_config(op))
+        return await self._exchange(encode({"op": op, **arguments}), any_config=keeps_config(op))
 
-    async def _exchange(self, request: bytes | None, *, any_config: bool) -> Message:
+    async def _exchange(self, request: bytes | None, *, any_config: bool) -> JsonObject:
         for _ in range(MAX_ATTEMPTS):
             try:
                 async with _Connection(self._state_dir, self._config, any_config=any_config) as connection:
@@ -78,7 +80,7 @@ class AsyncClient:
     async def stream(self, op: str, **arguments: Any) -> AsyncIterator[tuple[bytes, Part]]:
         """The frames of a long answer as they come; the last one is the JSON message with `"done": true`."""
         try:
-            any_config = not needs_config(op)
+            any_config = keeps_config(op)
             async with _Connection(self._state_dir, self._config, any_config=any_config) as connection:
                 connection.send(encode({"op": op, **arguments}))
                 while True:
@@ -91,28 +93,33 @@ class AsyncClient:
             raise connection_lost() from lost
 
 
-class AsyncioTransport:
+class AsyncioTransport(Transport):
     """The grid for coroutines of the running event loop."""
 
     def __init__(self, client: AsyncClient, state_dir: StateDir) -> None:
+        super().__init__(state_dir)
         self._client = client
-        self.state_dir = state_dir
-        self.greet, self.call = client.greet, client.call
 
-    async def follow(self, op: str, position: Callable[[], Message]) -> AsyncIterator[tuple[bytes, Part]]:
+    async def greet(self) -> JsonObject:
+        return await self._client.greet()
+
+    async def call(self, op: str, **arguments: Any) -> JsonObject:
+        return await self._client.call(op, **arguments)
+
+    async def follow_logs(self, position: Callable[[], ReadLogsFields]) -> AsyncIterator[tuple[bytes, Part]]:
         backoff = ReconnectBackoff()
         while True:
             try:
-                async for kind, part in self._client.stream(op, **position()):
+                async for kind, part in self._client.read_logs(**position()):
                     backoff.reset()
                     yield kind, part
                 return
             except Unreachable as loss:  # the control plane went away: the next one knows the job
                 await asyncio.sleep(backoff.delay_after(loss))
 
-    async def cancel_job(self, uid: str) -> None:
-        with contextlib.suppress(GridError):  # it was never submitted, or has ended
-            await asyncio.shield(self._client.call("cancel_job", job_id=uid))
+    async def withdraw_job(self, uid: str) -> None:
+        with contextlib.suppress(GridError):
+            await asyncio.shield(self._client.cancel_job(job_id=uid))
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.to_thread(work)
@@ -128,7 +135,7 @@ class _Connection:
         self._conversation = Conversation()
 
     @property
-    def welcome(self) -> Message:
+    def welcome(self) -> JsonObject:
         return self._conversation.welcome
 
     async def __aenter__(self) -> Self:
@@ -194,7 +201,7 @@ class GridSession:
         """Detach from the grid; what was borrowed stays borrowed until it is released or its time is over."""
 
 
-class BlockingSession:
+class BlockingSession(Operations):
     """Calls the control plane from any thread, starting one where none runs. Each thread has a client of its own, so
     that a long call delays no other."""
 
@@ -212,14 +219,22 @@ class BlockingSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, op: str, **arguments: Any) -> JsonObject:
         """One request, one answer; sent again when the control plane went away before it answered."""
+        return self._client().call(op, **arguments)
+
+    def stream(self, op: str, **arguments: Any) -> Iterator[tuple[bytes, Part]]:
+        """The frames of a long answer as they come; the last one is the JSON message with `"done": true`."""
+        return self._client().stream(op, **arguments)
+
+    def _client(self) -> Client:
+        """The client of this thread."""
         client: Client | None = getattr(self._local, "client", None)
         if client is None:
             client = self._local.client = Client(*self._place)
             with self._lock:
                 self._clients.append(client)
-        return client.call(op, **arguments)
+        return client
 
     def async_client(self) -> AsyncClient:
         """A client of the same control plane for an event loop."""

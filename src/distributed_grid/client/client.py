@@ -19,6 +19,7 @@ from distributed_grid.client.conversation import (
     ClientConfig,
     Conversation,
     HandedOver,
+    JsonObject,
     Message,
     Part,
     answer_of,
@@ -28,6 +29,7 @@ from distributed_grid.client.conversation import (
     is_last,
     no_answer,
 )
+from distributed_grid.client.operations import Operations
 from distributed_grid.errors import GridError, Unreachable
 from distributed_grid.posix.sockets import UNCONNECTED, peer_uid, short_path
 from distributed_grid.state_dir import StateDir
@@ -41,7 +43,7 @@ RECONNECT_SECONDS = 6.0
 """How long a command that only shows something waits for the next control plane, which others may start."""
 
 
-class Client:
+class Client(Operations):
     """A connection to the control plane, made (with the control plane, if need be) on the first call."""
 
     def __init__(
@@ -87,12 +89,12 @@ class Client:
             self._socket = None
         self._conversation = Conversation()
 
-    def greet(self) -> Message:
+    def greet(self) -> JsonObject:
         """What the control plane said of itself and its nodes when we connected."""
         self._connect()
         return self._conversation.welcome
 
-    def call(self, op: str, **arguments: Any) -> Message:
+    def call(self, op: str, **arguments: Any) -> JsonObject:
         """One request, one answer; sent again when the control plane went away before it answered."""
         for _ in range(MAX_ATTEMPTS):
             try:

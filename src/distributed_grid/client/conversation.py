@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed_grid import __version__
 from distributed_grid.api.framing import (
@@ -25,6 +25,8 @@ from distributed_grid.errors import BadInput, Unreachable, error_from
 from distributed_grid.state_dir import NO_CONFIG
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
+
     from distributed_grid.config import ClusterConfig
 
 READ_BYTES = 1 << 18
@@ -33,22 +35,37 @@ MAX_LOSSES = 6
 RETRY_SECONDS = 0.05
 UNREADABLE = "unreadable"
 MAX_CONFIG_BYTES = 1 << 20
+T = TypeVar("T")
 LOST = (ConnectionError, EOFError, BrokenFrame)
 """What says that a connection is gone; the request may be sent again over another one."""
 
-RETURNS = frozenset(
-    {
-        *("cancel_job", "cancel_move", "release_lease", "release_boost", "free_block", "terminate_workers"),
-        *("remove_pull_worker", "detach_ray", "drain_node", "withdraw_consent", "revoke_token", "revoke_join_token"),
-        *("stop_daemon", "wait_for_job", "fetch_files", "explain", "reload_config", "renew_blocks"),
-        *("report_task", "report_pull_worker", "withdraw_ask"),
-    }
-)
-"""Requests that end, return or fetch something, or report on what was begun before."""
-QUERY_PREFIXES = ("get_", "list_", "read_", "find_")
+
+class JsonObject(dict[str, Any]):
+    """An object of an answer, with its fields as attributes; a field that it lacks is None.
+
+    A field whose name no attribute can have is written with an underscore behind it (`for_`, `copy_`).
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            if name.startswith("_"):  # protocols of the interpreter, which no answer has
+                raise AttributeError(name) from None
+            return self.get(name.rstrip("_"))
+
+
+def present(value: T | UnsetType) -> T | None:
+    """The value of a field that an answer may lack, or None: the clients' answers have None there anyway."""
+    return value  # type: ignore[return-value]
+
+
 Message = dict[str, Any]
-Part = bytes | Message
+Part = bytes | JsonObject
 """The content of a frame: raw bytes, or a JSON message."""
+decode_answer = json.JSONDecoder(object_hook=JsonObject).decode
 
 
 class HandedOver(ConnectionError):
@@ -116,7 +133,7 @@ class Conversation:
     def __init__(self) -> None:
         self._unpacker = Unpacker()
         self._frames: deque[tuple[bytes, bytes]] = deque()
-        self.welcome: Message = {}
+        self.welcome = JsonObject()
 
     def receive(self, chunk: bytes) -> None:
         """Take in bytes that were read; none at all is the end of the connection and raises EOFError."""
@@ -129,7 +146,7 @@ class Conversation:
         if not self._frames:
             return None
         kind, body = self._frames.popleft()
-        return kind, check_answer(json.loads(body)) if kind == JSON else body
+        return kind, check_answer(decode_answer(body.decode())) if kind == JSON else body
 
     def accept_welcome(self, welcome: Part) -> None:
         """Keep the answer to our hello; raises HandedOver where the control plane makes way for another."""
@@ -149,11 +166,6 @@ def hello(config: ClientConfig, *, query_only: bool = False, any_config: bool = 
     return {"op": "hello", "protocol": PROTOCOL, "version": __version__, **named, "query_only": query_only}
 
 
-def needs_config(op: str) -> bool:
-    """Whether a request may start something, for which the config that the user has named counts."""
-    return op not in RETURNS and not op.startswith(QUERY_PREFIXES)
-
-
 def encode(message: Message) -> bytes:
     """A message as a frame; BadInput where it has a number that is none, or is longer than the control plane takes."""
     try:
@@ -165,7 +177,7 @@ def encode(message: Message) -> bytes:
     return frame(JSON, body)
 
 
-def check_answer(message: Message) -> Message:
+def check_answer(message: JsonObject) -> JsonObject:
     """The message, or the error it carries, raised."""
     error = message.get("error")
     if error is None:
@@ -173,14 +185,14 @@ def check_answer(message: Message) -> Message:
     raise error_from(error)
 
 
-def answer_of(part: Part) -> Message:
+def answer_of(part: Part) -> JsonObject:
     """The JSON message that an answer must be."""
-    return part if isinstance(part, dict) else check_answer(json.loads(part))
+    return part if isinstance(part, JsonObject) else check_answer(decode_answer(part.decode()))
 
 
 def is_last(part: Part) -> bool:
     """Whether a part ends a stream: the JSON message with `"done": true`."""
-    return isinstance(part, dict) and bool(part.get("done"))
+    return isinstance(part, JsonObject) and bool(part.get("done"))
 
 
 def no_answer() -> Unreachable:

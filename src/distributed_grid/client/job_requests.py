@@ -87,16 +87,15 @@ class LeaseOptions(ResourceOptions, total=False):
 
 
 class JobRequest(NamedTuple):
-    """A submission: its operation, its fields, and the working directory that travels with it."""
+    """A submission: its fields, and the working directory that travels with it."""
 
-    op: str
     fields: dict[str, Any]
     workdir: str | None = None
     here: str | None = None  # the directory in which the command was typed
     isolated: bool = False
     ship: Sequence[str] = ()
     check: bool = False
-    nodes: Sequence[str] = ()  # where it may run, unless its fields say so
+    lease_node: str = ""  # of a command that runs in a lease: there is no other node for it
 
     @property
     def uid(self) -> str:
@@ -106,7 +105,7 @@ class JobRequest(NamedTuple):
 
     def upload(self, state_dir: StateDir, welcome: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[str]]:
         """Upload the working directory if the job may run on another machine; all fields, and notes for the user."""
-        require = self.nodes or self.fields.get("require", ())
+        require = (self.lease_node,) if self.lease_node else self.fields.get("require", ())
         upload = upload_workdir(
             self.workdir,
             state_dir,
@@ -133,7 +132,7 @@ def job_request(command: Command, options: JobOptions, *, wait_seconds: float | 
         "retries": options.get("retries", 0),
         "restartable": options.get("restartable", False),
     }
-    return command_request("submit_job", command, options, fields)
+    return command_request(command, options, fields)
 
 
 def lease_fields(options: LeaseOptions) -> dict[str, Any]:
@@ -149,11 +148,7 @@ def lease_fields(options: LeaseOptions) -> dict[str, Any]:
 
 
 def command_request(
-    op: str,
-    command: Command,
-    options: CommandOptions | JobOptions,
-    fields: Mapping[str, Any],
-    nodes: Sequence[str] = (),
+    command: Command, options: CommandOptions | JobOptions, fields: Mapping[str, Any], lease_node: str = ""
 ) -> JobRequest:
     """The request of a command with these further fields."""
     shell, env, workdir = options.get("shell", False), options.get("env") or {}, options.get("workdir")
@@ -176,7 +171,7 @@ def command_request(
         "grace_seconds": parse_seconds(options.get("grace", GRACE_SECONDS), "a grace time"),
     }
     ship = _patterns(ship, "ship")
-    return JobRequest(op, submitted, directory, works_in, isolated, ship, options.get("check", False), nodes)
+    return JobRequest(submitted, directory, works_in, isolated, ship, options.get("check", False), lease_node)
 
 
 def command_fields(

@@ -13,14 +13,17 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from distributed_grid.api.framing import STDERR, STDOUT
+from distributed_grid.client.conversation import present
 from distributed_grid.client.job_requests import WAIT_SECONDS, Command, JobRequest, job_request
 from distributed_grid.client.transports import log_note
 from distributed_grid.errors import GridError, JobFailed, NotFound, TimedOut, Unreachable
 from distributed_grid.quantities import parse_seconds
 
 if TYPE_CHECKING:
-    from distributed_grid.client.conversation import Message, Part
+    from distributed_grid.api.answers.jobs import JobRow
+    from distributed_grid.client.conversation import Part
     from distributed_grid.client.job_requests import JobOptions
+    from distributed_grid.client.operations import ReadLogsFields
     from distributed_grid.client.transports import Transport
     from distributed_grid.quantities import Span
 
@@ -89,7 +92,7 @@ def _shortened(text: str) -> str:
 class AsyncJob:
     """A job that was submitted; `state` and `node` are as last seen."""
 
-    def __init__(self, transport: Transport, row: Message, *, check: bool = False, fetches: bool = False) -> None:
+    def __init__(self, transport: Transport, row: JobRow, *, check: bool = False, fetches: bool = False) -> None:
         self._transport = transport
         self._row = row
         self._check = check
@@ -100,31 +103,30 @@ class AsyncJob:
 
     @property
     def id(self) -> str:
-        return str(self._row["job_id"])
+        return self._row.job_id
 
     @property
     def uid(self) -> str:
         """The id that no other job will ever have."""
-        return str(self._row["uid"])
+        return self._row.uid
 
     @property
     def state(self) -> str:
-        return str(self._row["state"])
+        return self._row.state
 
     @property
     def node(self) -> str | None:
         """The node of its last attempt."""
-        node: str | None = self._row["node_id"]
-        return node
+        return self._row.node_id
 
-    async def status(self) -> Message:
+    async def status(self) -> JobRow:
         """Everything known about the job now."""
-        self._row = (await self._transport.call("get_job", job_id=self.uid))["job"]
+        self._row = (await self._transport.get_job(job_id=self.uid)).job
         return self._row
 
     async def cancel(self) -> None:
         """Stop the job for good; a second time is harmless."""
-        self._row = (await self._transport.call("cancel_job", job_id=self.uid))["job"]
+        self._row = (await self._transport.cancel_job(job_id=self.uid)).job
 
     async def wait(self, timeout: Span | None = None) -> Result:
         """The result of the job once it has ended; TimedOut where that takes longer, and the job continues."""
@@ -133,10 +135,8 @@ class AsyncJob:
         while self.state != "ended":
             left = POLL_SECONDS if deadline is None else max(deadline - time.monotonic(), 0.0)
             try:
-                answer = await self._transport.call(
-                    "wait_for_job", job_id=self.uid, timeout_seconds=min(left, POLL_SECONDS)
-                )
-                self._row = answer["job"]
+                answer = await self._transport.wait_for_job(job_id=self.uid, timeout_seconds=min(left, POLL_SECONDS))
+                self._row = answer.job
             except TimedOut:
                 if left <= POLL_SECONDS and deadline is not None:
                     raise TimedOut(f"{self.id} has not ended after {seconds:g} s") from None
@@ -146,7 +146,7 @@ class AsyncJob:
         """Follow the job to its end and collect its output; its files are there by then."""
         output = OutputPosition(self.uid, follow=True)
         streams = {STDOUT: bytearray(), STDERR: bytearray()}
-        async for kind, part in self._transport.follow("read_logs", output.fields):
+        async for kind, part in self._transport.follow_logs(output.fields):
             stream, chunk = output.receive(kind, part)
             streams[stream] += chunk
         assert output.job is not None, "a stream ends with its last message"
@@ -159,22 +159,22 @@ class AsyncJob:
         """Wait until the files that were wanted are there; Unreachable where they come later."""
         delayed_since = 0.0
         while True:
-            answer = await self._transport.call("wait_for_delivery", job_id=self.uid, timeout_seconds=DELAY_SECONDS)
-            delivery = answer["delivery"]
-            if delivery["state"] == "delivered":
-                beside: Mapping[str, str] = delivery["beside"]
-                return beside
-            if delivery["state"] == "failed":
-                raise NotFound(f"the files of {self.id} were not fetched: {delivery['problem']}")
+            answer = await self._transport.wait_for_delivery(job_id=self.uid, timeout_seconds=DELAY_SECONDS)
+            delivery = answer.delivery
+            assert delivery is not None, "the files of this job were wanted"
+            if delivery.state == "delivered":
+                return delivery.beside
+            if delivery.state == "failed":
+                raise NotFound(f"the files of {self.id} were not fetched: {delivery.problem}")
             now = time.monotonic()
-            delayed_since = (delayed_since or now) if delivery["problem"] else 0.0
+            delayed_since = (delayed_since or now) if delivery.problem else 0.0
             if delayed_since and now - delayed_since >= DELAY_SECONDS:
-                raise Unreachable(f"the files of {self.id} come when they can be had: {delivery['problem']}")
+                raise Unreachable(f"the files of {self.id} come when they can be had: {delivery.problem}")
 
     def logs(self, *, follow: bool = False, stdout: bool = True, stderr: bool = True) -> LogLines:
         """Lines of its output without their ends, as they come; with `follow` until the job has ended."""
         output = OutputPosition(self.uid, follow=follow)
-        return LogLines(self._transport.follow("read_logs", output.fields), output, stdout=stdout, stderr=stderr)
+        return LogLines(self._transport.follow_logs(output.fields), output, stdout=stdout, stderr=stderr)
 
 
 class OutputPosition:
@@ -184,11 +184,11 @@ class OutputPosition:
         self._uid = uid
         self._follow = follow
         self._seen = {STDOUT: 0, STDERR: 0}
-        self.job: Message | None = None
+        self.job: JobRow | None = None
 
-    def fields(self) -> Message:
-        seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
-        return {"job_id": self._uid, "follow": self._follow, **seen}
+    def fields(self) -> ReadLogsFields:
+        stdout_seen, stderr_seen = self._seen[STDOUT], self._seen[STDERR]
+        return {"job_id": self._uid, "follow": self._follow, "stdout_seen": stdout_seen, "stderr_seen": stderr_seen}
 
     def receive(self, kind: bytes, part: Part) -> tuple[bytes, bytes]:
         """Stream and bytes of one part; a line stands for bytes that its node has dropped."""
@@ -196,10 +196,10 @@ class OutputPosition:
             self._seen[kind] += len(part)
             return kind, part
         if "dropped" in part:
-            stream = STDOUT if part["stream"] == "stdout" else STDERR
-            self._seen[stream] += part["dropped"]
-            return stream, f"[grid: {part['message']}]\n".encode()
-        self.job = part["job"]
+            stream = STDOUT if part.stream == "stdout" else STDERR
+            self._seen[stream] += part.dropped
+            return stream, f"[grid: {part.message}]\n".encode()
+        self.job = part.job
         return STDOUT, b""
 
 
@@ -258,7 +258,7 @@ async def run_request(transport: Transport, request: JobRequest) -> Result:
     except (Exception, GeneratorExit):
         raise
     except BaseException:  # KeyboardInterrupt, SystemExit, CancelledError
-        await transport.cancel_job(request.uid)
+        await transport.withdraw_job(request.uid)
         raise
 
 
@@ -267,9 +267,9 @@ async def submit_request(transport: Transport, request: JobRequest) -> AsyncJob:
     welcome = await transport.greet()
     fields, notes = await transport.run_in_thread(partial(request.upload, transport.state_dir, welcome))
     _log_notes(notes)
-    accepted = await transport.call(request.op, **fields)
-    _log_notes([accepted.get("note")])
-    return AsyncJob(transport, accepted["job"], check=request.check, fetches="fetch" in fields)
+    accepted = await (transport.run_in_lease(**fields) if request.lease_node else transport.submit_job(**fields))
+    _log_notes([present(accepted.note)])
+    return AsyncJob(transport, accepted.job, check=request.check, fetches="fetch" in fields)
 
 
 def _log_notes(notes: Sequence[str | None]) -> None:
@@ -278,19 +278,20 @@ def _log_notes(notes: Sequence[str | None]) -> None:
             log_note(note)
 
 
-def _result_of(job: Message, stdout: bytes, stderr: bytes, beside: Mapping[str, str]) -> Result:
-    if job["outcome"] == "waited_too_long":
-        raise TimedOut(f"No resource offers available: {job['detail']}")
-    if job["outcome"] == "lost":
-        raise GridError(f"{job['job_id']} is lost: {job['detail']}")
-    usage = JobUsage(job["cpu_seconds"], job["wall_seconds"], job["max_memory_gb"])
+def _result_of(job: JobRow, stdout: bytes, stderr: bytes, beside: Mapping[str, str]) -> Result:
+    if job.outcome == "waited_too_long":
+        raise TimedOut(f"No resource offers available: {job.detail}")
+    if job.outcome == "lost":
+        raise GridError(f"{job.job_id} is lost: {job.detail}")
     return Result(
-        job_id=job["job_id"],
-        exit_code=job["shell_code"],
-        outcome=job["outcome"],
-        detail=job["detail"],
-        node=job["node_id"],
-        usage=usage,
+        job_id=job.job_id,
+        exit_code=present(job.shell_code) or 0,
+        outcome=job.outcome or "",
+        detail=job.detail,
+        node=job.node_id,
+        usage=JobUsage(
+            present(job.cpu_seconds) or 0.0, present(job.wall_seconds) or 0.0, present(job.max_memory_gb) or 0.0
+        ),
         stdout_bytes=stdout,
         stderr_bytes=stderr,
         beside=beside,

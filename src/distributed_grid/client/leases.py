@@ -16,7 +16,7 @@ from distributed_grid.errors import GridError, NotFound
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from distributed_grid.client.conversation import Message
+    from distributed_grid.api.answers.leases import AllocationRow
     from distributed_grid.client.job_requests import JobRequest, LeaseOptions
     from distributed_grid.client.transports import Transport
     from distributed_grid.quantities import Span
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class AsyncLease:
     """Resources of one node, held until they are released or their time is over."""
 
-    def __init__(self, transport: Transport, row: Message) -> None:
+    def __init__(self, transport: Transport, row: AllocationRow) -> None:
         self._transport = transport
         self._row = row
 
@@ -34,18 +34,17 @@ class AsyncLease:
 
     @property
     def id(self) -> str:
-        return str(self._row["allocation_id"])
+        return self._row.allocation_id
 
     @property
     def node(self) -> str:
         """The node that lends."""
-        return str(self._row["node_id"])
+        return self._row.node_id or ""
 
     @property
     def expires_at(self) -> str | None:
         """The end of the lease in ISO 8601, UTC."""
-        moment: str | None = self._row["expires_at"]
-        return moment
+        return self._row.expires_at
 
     async def run(self, command: Command, **options: Unpack[CommandOptions]) -> Result:
         """Run a command with what is leased, on its node; one at a time."""
@@ -57,23 +56,19 @@ class AsyncLease:
 
     def _request(self, command: Command, options: CommandOptions) -> JobRequest:
         check_names(options, CommandOptions, "option")
-        return command_request("run_in_lease", command, options, {"allocation_id": self.id}, [self.node])
+        return command_request(command, options, {"allocation_id": self.id}, self.node)
 
     async def extend(self, seconds: Span) -> None:
         """Give the lease more time, counted from its end."""
-        self._row = (
-            await self._transport.call(
-                "extend_lease",
-                request_id=os.urandom(16).hex(),
-                allocation_id=self.id,
-                seconds=positive_seconds(seconds, "an extension"),
-            )
-        )["allocation"]
+        extension = positive_seconds(seconds, "an extension")
+        answer = await self._transport.extend_lease(
+            request_id=os.urandom(16).hex(), allocation_id=self.id, seconds=extension
+        )
+        self._row = answer.allocation
 
     async def release(self) -> None:
         """Release the lease, which cancels a job that runs with it; a second time is harmless."""
-        answer = await self._transport.call("release_lease", allocation_id=self.id, exact=True)
-        self._row = answer["allocation"]
+        self._row = (await self._transport.release_lease(allocation_id=self.id, exact=True)).allocation
 
     async def leave(self, error: BaseException | None) -> None:
         """Release the lease at the end of a `with` block; an error of the block is not replaced by another one."""
@@ -89,7 +84,7 @@ class AsyncLease:
 
 async def borrow(transport: Transport, options: LeaseOptions) -> AsyncLease:
     """Lease resources, once they are granted."""
-    return AsyncLease(transport, (await transport.call("request_lease", **lease_fields(options)))["allocation"])
+    return AsyncLease(transport, (await transport.request_lease(**lease_fields(options))).allocation)
 
 
 class PendingLease:

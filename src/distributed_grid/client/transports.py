@@ -10,39 +10,43 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import ClientConfig, Message, Part, ReconnectBackoff, needs_config
+from distributed_grid.client.conversation import ClientConfig, JsonObject, Part, ReconnectBackoff
+from distributed_grid.client.operations import AsyncOperations, keeps_config
 from distributed_grid.errors import GridError, Unreachable
 from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:
     from distributed_grid.client.daemon_start import StartedDaemon
+    from distributed_grid.client.operations import ReadLogsFields
 
 T = TypeVar("T")
 DEFAULT_CONFIG = os.path.join("config", "my-cluster-enhanced.yaml")
 
 
-class Transport(Protocol):
-    """Requests to the control plane; one is started where none runs."""
+class Transport(AsyncOperations):
+    """Requests to the control plane as coroutines; one is started where none runs."""
 
-    state_dir: StateDir
+    def __init__(self, state_dir: StateDir) -> None:
+        self.state_dir = state_dir
 
-    async def greet(self) -> Message:
+    async def greet(self) -> JsonObject:
         """What the control plane says of itself and its nodes when a client connects."""
+        raise NotImplementedError
 
-    async def call(self, op: str, **arguments: Any) -> Message:
-        """One request, one answer; sent again when the control plane went away before it answered."""
+    def follow_logs(self, position: Callable[[], ReadLogsFields]) -> AsyncIterator[tuple[bytes, Part]]:
+        """The output of a job, continued from its position with the next control plane after a loss."""
+        raise NotImplementedError
 
-    def follow(self, op: str, position: Callable[[], Message]) -> AsyncIterator[tuple[bytes, Part]]:
-        """A stream that continues from its position with the next control plane after a loss."""
-
-    async def cancel_job(self, uid: str) -> None:
-        """Cancel a job whose caller was interrupted; errors are suppressed."""
+    async def withdraw_job(self, uid: str) -> None:
+        """Cancel a job whose caller was interrupted; harmless where it was never submitted, or has ended."""
+        raise NotImplementedError
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
         """The result of work that reads files; an event loop does not wait for it."""
+        raise NotImplementedError
 
 
 def complete(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -70,7 +74,7 @@ async def _next(parts: AsyncIterator[T]) -> T:
     return await parts.__anext__()
 
 
-class BlockingTransport:
+class BlockingTransport(Transport):
     """A connection for each request, so that threads and interrupted calls never meet on one."""
 
     def __init__(
@@ -80,54 +84,54 @@ class BlockingTransport:
         find_config: Callable[[], str | None] = lambda: None,
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        self.state_dir = state_dir
+        super().__init__(state_dir)
         self._config = config
         self._find_config = find_config
         self._on_note = on_note
 
     def client(self, *, any_config: bool = False, may_start: bool = True) -> Client:
+        def note_start(started: StartedDaemon) -> None:
+            for note in started.notes:
+                self._on_note(note)
+
         return Client(
             self.state_dir,
             self._config,
             any_config=any_config,
             may_start=may_start,
             find_config=self._find_config,
-            on_started=self._note_start,
+            on_started=note_start,
             on_note=self._on_note,
         )
 
-    def _note_start(self, started: StartedDaemon) -> None:
-        for note in started.notes:
-            self._on_note(note)
-
-    async def greet(self) -> Message:
+    async def greet(self) -> JsonObject:
         with self.client() as client:
             return client.greet()
 
-    async def call(self, op: str, **arguments: Any) -> Message:
-        with self.client(any_config=not needs_config(op)) as client:
+    async def call(self, op: str, **arguments: Any) -> JsonObject:
+        with self.client(any_config=keeps_config(op)) as client:
             return client.call(op, **arguments)
 
-    def follow(self, op: str, position: Callable[[], Message]) -> AsyncIterator[tuple[bytes, Part]]:
-        return _Parts(self._follow(op, position))
+    def follow_logs(self, position: Callable[[], ReadLogsFields]) -> AsyncIterator[tuple[bytes, Part]]:
+        return _Parts(self._read_logs(position))
 
-    def _follow(self, op: str, position: Callable[[], Message]) -> Iterator[tuple[bytes, Part]]:
+    def _read_logs(self, position: Callable[[], ReadLogsFields]) -> Iterator[tuple[bytes, Part]]:
         backoff = ReconnectBackoff()
         while True:
             try:
-                with self.client(any_config=not needs_config(op)) as client:
-                    for kind, part in client.stream(op, **position()):
+                with self.client(any_config=True) as client:
+                    for kind, part in client.read_logs(**position()):
                         backoff.reset()
                         yield kind, part
                 return
             except Unreachable as loss:
                 time.sleep(backoff.delay_after(loss))
 
-    async def cancel_job(self, uid: str) -> None:
+    async def withdraw_job(self, uid: str) -> None:
         try:
             with self.client(any_config=True, may_start=False) as client:
-                client.call("cancel_job", job_id=uid)
-        except GridError:  # it was never submitted, or has ended
+                client.cancel_job(job_id=uid)
+        except GridError:
             pass
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:

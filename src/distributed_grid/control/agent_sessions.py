@@ -252,7 +252,10 @@ class AgentSessions:
         if isinstance(message, Heartbeat):
             if self._is_served_by(message.node, via):
                 if self._is_lost(message.node):
-                    self._refuse_renewal(message.node, via)
+                    # without an answer its hold stays over; a greeting that is being taken in is waited for
+                    if (via, message.node) not in self._greeted:
+                        log.warning("%s was declared lost: its agent is to greet anew", message.node)
+                        via.close("this node was declared lost")
                     return
                 said = (message.usage, message.beat, message.generation, message.yields, message.capacity is None)
                 jump = message.clock_jump
@@ -273,54 +276,76 @@ class AgentSessions:
         seen = self._grid.ledger.observations.get(name)
         return seen is not None and seen.lost
 
-    def _refuse_renewal(self, name: str, via: AgentSide) -> None:
-        """A heartbeat of a node that was declared lost: without an answer its hold stays over. A greeting that is being
-        taken in is waited for."""
-        if (via, name) not in self._greeted:
-            log.warning("%s was declared lost: its agent is to greet anew", name)
-            via.close("this node was declared lost")
-
     async def received(self, message: SessionMessage, via: AgentSide) -> None:
         """Take in a message of an agent, after `answer`. Raises the refusal."""
         if isinstance(message, Heartbeat):
             await self._act_on(message, via)
         elif isinstance(message, AgentHello):
-            await self._welcome(message, via)
+            # Orders follow with the first heartbeat: they count from it.
+            node, epoch = await self._grid.read(
+                lambda ledger, now: (ledger.nodes.get(message.node), ledger.counters["epoch"])
+            )
+            node = node or self._registry.newcomer(message.node)
+            if node is None:
+                via.send(RejectAgent(f"no node is called {message.node} in this grid"))
+                return
+            if node.is_pull:
+                via.send(RejectAgent(f"{message.node} is registered as a pull worker, which has no agent"))
+                return
+            if not is_plausible_epoch(message.epoch, epoch):
+                why = f"it has seen epoch {message.epoch} of a control plane, and this one is only at {epoch}"
+                why += ": its epoch.json is damaged or another grid's; remove that file and start the agent again"
+                await self._reject(why, via)
+                return
+            if message.capacity is not None:
+                await self._grid.handle_with_retry(
+                    NodeDeclared(self._registry.described(node, message.capacity.value()))
+                )
+            if message.epoch > epoch:  # restored from a backup: its fences begin above what this agent has seen of us
+                await self._grid.handle_with_retry(EpochReported(message.node, message.epoch))
+            epoch = await self._grid.read(lambda ledger, now: epoch_on(ledger, message.node))
+            if self._memory is not None:
+                await self._memory.unknown(message.node)
+            if (via, message.node) not in self._greeted:
+                self._send_welcome(message, node, epoch, via)
+            if not message.more:
+                await self._compare_listed(message)
         elif isinstance(message, AttemptsPage):
-            await self._add_page(message, via)
+            hello = self._greeted.get((via, message.node))
+            if hello is None or not hello.more:
+                return
+            hello = replace(hello, attempts=hello.attempts + message.attempts, more=message.more)
+            self._greeted[via, message.node] = hello
+            if len(hello.attempts) > MAX_ATTEMPTS:
+                del self._greeted[via, message.node]
+                await self._reject(f"it lists more than {MAX_ATTEMPTS} attempts", via)
+            elif not hello.more:
+                await self._compare_listed(hello)
         elif isinstance(message, MoveReport):
-            await self._record_move(message, via)
-        else:
-            await self._record_report(message, via)
-
-    async def _record_report(self, message: Report, via: AgentSide) -> None:
-        """Take in a report about an attempt. Reports are taken in together, in the order of the agent: a short attempt
-        has ended in the ledger before its start is compared with it."""
-        attempt = (via, message.lease_id)
-        if isinstance(message, AttemptStartedReport):
-            self._starts_in_hand.add(attempt)
-        elif isinstance(message, AttemptEndedReport):
-            self._starts_in_hand.discard(attempt)
-        try:
-            await self._grid.handle_with_retry(event_of(message, via.nodes))
+            event = event_of_move(message, self._grid.ledger, via.nodes)
+            try:
+                if event is not None:
+                    await self._grid.handle_with_retry(event)
+            except GridError as refusal:
+                log.warning("a report of %s about %s was refused: %s", ", ".join(via.nodes), message.move_id, refusal)
             via.send(AcknowledgeReport(message.seq))
-            await self._compare(message, via)
-        finally:
+            if self._on_move_report is not None:
+                self._on_move_report(message)
+        else:
+            # Reports are taken in together, in the agent's order: a short attempt has ended in the ledger before its
+            # start is compared with it.
+            attempt = (via, message.lease_id)
             if isinstance(message, AttemptStartedReport):
+                self._starts_in_hand.add(attempt)
+            elif isinstance(message, AttemptEndedReport):
                 self._starts_in_hand.discard(attempt)
-
-    async def _record_move(self, report: MoveReport, via: AgentSide) -> None:
-        """Take in a report about a move at its source; a refused one, and one about an unknown move, is acknowledged,
-        too."""
-        event = event_of_move(report, self._grid.ledger, via.nodes)
-        try:
-            if event is not None:
-                await self._grid.handle_with_retry(event)
-        except GridError as refusal:
-            log.warning("a report of %s about %s was refused: %s", ", ".join(via.nodes), report.move_id, refusal)
-        via.send(AcknowledgeReport(report.seq))
-        if self._on_move_report is not None:
-            self._on_move_report(report)
+            try:
+                await self._grid.handle_with_retry(event_of(message, via.nodes))
+                via.send(AcknowledgeReport(message.seq))
+                await self._compare(message, via)
+            finally:
+                if isinstance(message, AttemptStartedReport):
+                    self._starts_in_hand.discard(attempt)
 
     def order_moves(self, orders: Iterable[MoveOrder]) -> None:
         """Send orders about moves to the agents of their nodes; those of agents that are away are derived again."""
@@ -405,20 +430,35 @@ class AgentSessions:
         if hello is not None:  # the first one on this connection: orders count from it
             del self._greeted[via, message.node]
             self._agents[message.node] = via
-            await self._catch_up(hello, via)
+            compared, now = await self._grid.read(lambda ledger, now: (compare_attempts(ledger, hello), now))
+            self._resent[hello.node] = (now, 0)
+            for lease_id in compared.unwanted:
+                log.info("%s still has %s, which has ended: stopping it", hello.node, lease_id)
+                self._stop_unwanted(lease_id, compared.fence, via)
+            for effect in compared.missing:
+                self.perform(effect)
+            if hello.moves or self._grid.ledger.moves_at.get(hello.node):
+                unknown, pending = await self._grid.read(
+                    lambda ledger, now: (unknown_moves(ledger, hello, via.nodes), orders_to(ledger, hello.node))
+                )
+                self.order_moves([*unknown, *pending])
             if self._memory is not None:
                 self._memory.catch_up(message.node)
         else:
             await self._resend_overdue(message.node, via)
-            await self._end_unstarted(message.node, via)
-        await self._check_missing(message.node)
-
-    async def _end_unstarted(self, node: str, via: AgentSide) -> None:
-        """End the attempts that this node has not started in time and cannot start any more."""
-        late = self._starts.expired(self._grid.ledger, node, self._grid.now_ms())
-        if late and self._agents.get(node) is via:
-            log.warning("%s did not start %s in time", node, ", ".join(late[:10]))
-            await self._grid.handle_with_retry(StartsExpired(node, late))
+            late = self._starts.expired(self._grid.ledger, message.node, self._grid.now_ms())
+            if late and self._agents.get(message.node) is via:
+                log.warning("%s did not start %s in time", message.node, ", ".join(late[:10]))
+                await self._grid.handle_with_retry(StartsExpired(message.node, late))
+        # Attempts seen on this machine without a trace at its agent are given up once they are seen no more.
+        seen = self._grid.ledger.observations.get(message.node)
+        if seen is None or all(one.until_ms for one in seen.missing):
+            return
+        missing = {one.lease_id for one in seen.missing if not one.until_ms}
+        attempts = [job.attempt for job in self._grid.ledger.jobs_of(message.node) if job.attempt is not None]
+        running = {one.lease_id for one in attempts if one.lease_id in missing and self._registry.is_running(one)}
+        if missing - running:
+            await self._grid.handle_with_retry(AttemptsGone(message.node, tuple(sorted(missing - running))))
 
     async def _redeclare(self, name: str, capacity: Capacity) -> None:
         """Take in a newly detected capacity, if it has changed."""
@@ -428,59 +468,6 @@ class AgentSessions:
         described = self._registry.described(node, capacity)
         if described.capacity != node.capacity:
             await self._grid.handle(NodeDeclared(replace(node, capacity=described.capacity)))
-
-    async def _check_missing(self, node: str) -> None:
-        """Give up attempts that were seen on this machine without a trace at its agent, once they are seen no more."""
-        seen = self._grid.ledger.observations.get(node)
-        if seen is None or all(one.until_ms for one in seen.missing):
-            return
-        missing = {one.lease_id for one in seen.missing if not one.until_ms}
-        attempts = [job.attempt for job in self._grid.ledger.jobs_of(node) if job.attempt is not None]
-        running = {one.lease_id for one in attempts if one.lease_id in missing and self._registry.is_running(one)}
-        if missing - running:
-            await self._grid.handle_with_retry(AttemptsGone(node, tuple(sorted(missing - running))))
-
-    async def _welcome(self, hello: AgentHello, via: AgentSide) -> None:
-        """Admit an agent with its capacity and attempts. Orders follow with its first heartbeat: they count from it."""
-        known = await self._grid.read(lambda ledger, now: (ledger.nodes.get(hello.node), ledger.counters["epoch"]))
-        node, epoch = known
-        node = node or self._registry.newcomer(hello.node)
-        if node is None:
-            via.send(RejectAgent(f"no node is called {hello.node} in this grid"))
-            return
-        if node.is_pull:
-            via.send(RejectAgent(f"{hello.node} is registered as a pull worker, which has no agent"))
-            return
-        if not is_plausible_epoch(hello.epoch, epoch):
-            why = f"it has seen epoch {hello.epoch} of a control plane, and this one is only at {epoch}"
-            why += ": its epoch.json is damaged or another grid's; remove that file and start the agent again"
-            await self._reject(why, via)
-            return
-        if hello.capacity is not None:
-            await self._grid.handle_with_retry(NodeDeclared(self._registry.described(node, hello.capacity.value())))
-        if hello.epoch > epoch:  # restored from a backup: its fences begin above what this agent has seen of us
-            await self._grid.handle_with_retry(EpochReported(hello.node, hello.epoch))
-        epoch = await self._grid.read(lambda ledger, now: epoch_on(ledger, hello.node))
-        if self._memory is not None:
-            await self._memory.unknown(hello.node)
-        if (via, hello.node) not in self._greeted:
-            self._send_welcome(hello, node, epoch, via)
-        if not hello.more:
-            await self._compare_listed(hello)
-
-    async def _add_page(self, page: AttemptsPage, via: AgentSide) -> None:
-        """Continue a greeting; attempts are compared, and orders sent, when its last page is there."""
-        hello = self._greeted.get((via, page.node))
-        if hello is None or not hello.more:
-            return
-        hello = replace(hello, attempts=hello.attempts + page.attempts, more=page.more)
-        self._greeted[via, page.node] = hello
-        if len(hello.attempts) > MAX_ATTEMPTS:
-            del self._greeted[via, page.node]
-            why = f"it lists more than {MAX_ATTEMPTS} attempts"
-            await self._reject(why, via)
-        elif not hello.more:
-            await self._compare_listed(hello)
 
     async def _compare_listed(self, hello: AgentHello) -> None:
         """Compare the attempts of an agent, all listed, with the ledger's."""
@@ -513,13 +500,10 @@ class AgentSessions:
         via.send(self._make_welcome(node, epoch, via))
 
     def _make_welcome(self, node: Node, epoch: int, via: AgentSide) -> Welcome:
-        rules, limits = self._owner_rules(via), (self._registry.max_output_bytes, self._registry.max_files_bytes)
+        # the owner of its machine is the same for all its nodes
+        rules = next(filter(None, map(self._registry.owner_rules, via.nodes)), None)
+        limits = (self._registry.max_output_bytes, self._registry.max_files_bytes)
         return Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules, *limits)
-
-    def _owner_rules(self, via: AgentSide) -> OwnerRules | None:
-        """Owner rules of an agent; the owner of its machine is the same for all its nodes."""
-        rules = (self._registry.owner_rules(name) for name in via.nodes)
-        return next((one for one in rules if one is not None), None)
 
     def send_owner_rules(self) -> None:
         """Send every connected agent its current rules; known ones change nothing."""
@@ -527,21 +511,6 @@ class AgentSessions:
             node = self._grid.ledger.nodes.get(via.nodes[0])
             if node is not None:
                 via.send(self._make_welcome(node, epoch_on(self._grid.ledger, node.name), via))
-
-    async def _catch_up(self, hello: AgentHello, via: AgentSide) -> None:
-        """Send the pending orders to a node that has just (re)appeared, and stop attempts that the ledger has not."""
-        compared, now = await self._grid.read(lambda ledger, now: (compare_attempts(ledger, hello), now))
-        self._resent[hello.node] = (now, 0)
-        for lease_id in compared.unwanted:
-            log.info("%s still has %s, which has ended: stopping it", hello.node, lease_id)
-            self._stop_unwanted(lease_id, compared.fence, via)
-        for effect in compared.missing:
-            self.perform(effect)
-        if hello.moves or self._grid.ledger.moves_at.get(hello.node):
-            unknown, pending = await self._grid.read(
-                lambda ledger, now: (unknown_moves(ledger, hello, via.nodes), orders_to(ledger, hello.node))
-            )
-            self.order_moves([*unknown, *pending])
 
     def _stop_unwanted(self, lease_id: str, fence: int, via: AgentSide) -> None:
         """Order the stop of an attempt that the ledger does not have, again and again until its end is reported."""

@@ -9,8 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from distributed_grid.control.agent_files import ContentSender, RemoteFiles
-from distributed_grid.control.agent_questions import AgentQuestions
+from distributed_grid.control.agent_files import AgentQuestions, ContentSender, RemoteFiles
 from distributed_grid.control.agent_sessions import (
     MAX_WAITING_REPORTS,
     AgentInbox,
@@ -105,42 +104,33 @@ class AgentGateway:
         elif isinstance(message, ProcessListing | FilesChecked):
             self.questions.received(message, via)
         elif isinstance(message, MemoryQuery):
-            self._forward(message, via)
+            if not any(self._agents.get(name) is via for name in via.nodes):
+                return
+            asked = self._questions.setdefault(via, set())
+            if len(asked) >= MAX_QUESTIONS:
+                via.send(MemoryReply(message.number, _refusal(f"{MAX_QUESTIONS} questions of this node wait already")))
+                return
+            task = start_logged(self._answer(message, via), f"the answer to a program on {via.nodes}")
+            asked.add(task)
+            task.add_done_callback(lambda done: self._answered(done, via))
         elif isinstance(message, FetchContent | FetchCredit):
             self._content.received(message, via)
         elif self._sessions is not None:
-            self._take_in(message, via)
-
-    def _take_in(self, message: FromAgent, via: AgentSide) -> None:
-        """Answer greetings and heartbeats at once, and put the message into the agent's inbox."""
-        assert self._sessions is not None
-        if isinstance(message, AgentHello | Heartbeat):
-            try:
-                self._sessions.answer(message, via)
-            except Exception:  # a bug here must not break the connection
-                log.exception("a message of %s could not be answered", ", ".join(via.nodes))
-        inbox = self._inboxes.setdefault(via, AgentInbox())
-        was_full = inbox.has_overflowed
-        if not inbox.put(message) and not was_full:
-            log.warning(
-                "inbox of %s is full (%d messages): disconnecting, the agent will resend",
-                ", ".join(via.nodes),
-                MAX_WAITING_REPORTS,
-            )
-        if via not in self._intakes:
-            self._intakes[via] = start_logged(self._process_inbox(inbox, via), f"the intake of {via.nodes}")
-
-    def _forward(self, question: MemoryQuery, via: AgentSide) -> None:
-        """Answer a program's question in a task of its own, which no other waits for."""
-        if not any(self._agents.get(name) is via for name in via.nodes):
-            return
-        asked = self._questions.setdefault(via, set())
-        if len(asked) >= MAX_QUESTIONS:
-            via.send(MemoryReply(question.number, _refusal(f"{MAX_QUESTIONS} questions of this node wait already")))
-            return
-        task = start_logged(self._answer(question, via), f"the answer to a program on {via.nodes}")
-        asked.add(task)
-        task.add_done_callback(lambda done: self._answered(done, via))
+            if isinstance(message, AgentHello | Heartbeat):
+                try:
+                    self._sessions.answer(message, via)
+                except Exception:  # a bug here must not break the connection
+                    log.exception("a message of %s could not be answered", ", ".join(via.nodes))
+            inbox = self._inboxes.setdefault(via, AgentInbox())
+            was_full = inbox.has_overflowed
+            if not inbox.put(message) and not was_full:
+                log.warning(
+                    "inbox of %s is full (%d messages): disconnecting, the agent will resend",
+                    ", ".join(via.nodes),
+                    MAX_WAITING_REPORTS,
+                )
+            if via not in self._intakes:
+                self._intakes[via] = start_logged(self._process_inbox(inbox, via), f"the intake of {via.nodes}")
 
     async def _answer(self, question: MemoryQuery, via: AgentSide) -> None:
         answer = self._answer_program or _refuse_program

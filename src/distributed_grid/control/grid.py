@@ -9,15 +9,16 @@ be undone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import UnionType
 from typing import Any, Protocol, TypeVar, get_args
 
 from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
-from distributed_grid.control.slices import LoopSlices, stopwatch
 from distributed_grid.domain.events import ControlPlaneStarted, Event, HeartbeatReceived, TimePassed
 from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Job
@@ -31,6 +32,8 @@ from distributed_grid.reactor import decide, pending
 from distributed_grid.reactor.decision import Answer
 from distributed_grid.supervision import start_essential
 
+SLICE_SECONDS = 0.004
+CHUNK_ROWS = 256
 T = TypeVar("T")
 K = TypeVar("K")
 TICK_SECONDS = 1.0
@@ -46,6 +49,43 @@ BOOSTS = "boosts"
 log = logging.getLogger(__name__)
 
 
+def stopwatch() -> Callable[[], bool]:
+    """Whether a slice that begins now is over."""
+    until = time.monotonic() + SLICE_SECONDS
+    return lambda: time.monotonic() > until
+
+
+class LoopSlices:
+    """Gives one slice in each pass of the event loop, to everybody in turn: messages are served between two of them."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def next(self) -> AsyncIterator[Callable[[], bool]]:
+        """The next slice; gives whether it is over. Nothing may be awaited in it."""
+        async with self._turn:
+            yield stopwatch()
+            await asyncio.sleep(0)
+
+    async def wait(self) -> None:
+        """Let others have their turn; for work that is short, but comes many times."""
+        async with self.next():
+            pass
+
+    async def select(self, rows: Sequence[T], fits: Callable[[T], bool]) -> list[T]:
+        """The rows that fit."""
+        found: list[T] = []
+        position = 0
+        while position < len(rows):
+            async with self.next() as is_over:
+                while position < len(rows) and not is_over():
+                    chunk = rows[position : position + CHUNK_ROWS]
+                    found += filter(fits, chunk)
+                    position += len(chunk)
+        return found
+
+
 def event_key(*, type_: str = "", subject: str = "") -> str:
     """Key to watch audit records: all, those of a type, or those about a subject."""
     return f"events/{type_}/{subject}"
@@ -54,12 +94,6 @@ def event_key(*, type_: str = "", subject: str = "") -> str:
 def tasks_key(worker: str) -> str:
     """Key to watch the tasks that a pull worker gets or loses."""
     return f"tasks/{worker}"
-
-
-def _stopwatch(seconds: float) -> Callable[[], bool]:
-    """True once this thread has worked for so long. Its CPU time is read late, as that is a system call."""
-    until, worked = time.monotonic() + seconds, time.thread_time() + seconds
-    return lambda: time.monotonic() > until and time.thread_time() > worked
 
 
 class Clock(Protocol):
@@ -291,7 +325,11 @@ class Grid:
         """Decide as many entries as there is time for, commit once, then act and answer. The others come next."""
         if not self.has_room:
             await self._check_room()
-        is_long = _stopwatch(STEP_SECONDS)
+        until, worked = time.monotonic() + STEP_SECONDS, time.thread_time() + STEP_SECONDS
+
+        def is_long() -> bool:  # CPU time of this thread is read late, as that is a system call
+            return time.monotonic() > until and time.thread_time() > worked
+
         try:
             batch = self._settler.decide(entries, self._clock.now_ms(), is_long=is_long, has_room=self.has_room)
         except DecisionFailed as failed:
@@ -303,16 +341,32 @@ class Grid:
         if any(isinstance(entry.failure, StoreRefused) for entry in entries):
             self._doubt_store()
         try:
-            await self._commit(batch)
+            stored = self._settler.to_commit(batch)
+            if stored is not None:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._writer, self._store.commit, stored)
+                self._set_room(self.has_room and self._store.has_room())
+                self._settler.committed(stored)
         except Exception as failure:  # whatever the cause, none of its changes are durable
             await self._discard(entries, failure)
             return
         self._perform(batch.now, batch.changes)
-        self._keep_ended(batch)
+        # those who wait for one of the jobs that ended last ask for it now
+        for row in batch.changes:
+            if isinstance(row, Job) and row.is_over:
+                for name in (row.uid, row.id):
+                    self._recently_ended.pop(name, None)
+                    self._recently_ended[name] = row
+        while len(self._recently_ended) > 2 * RECENT_JOBS:
+            del self._recently_ended[next(iter(self._recently_ended))]
         for entry in entries:
             entry.resolve()
         self._wake_watchers(batch)
-        self._call_followers(batch)
+        for follower in self._followers:
+            try:
+                follower(batch.changes)
+            except Exception:  # whatever it is, it must not stop the owner of the ledger
+                log.exception("a follower of changes failed")
         self._enter_first([_PendingEntry(None, event, None) for event in batch.later])
 
     def _doubt_store(self) -> None:
@@ -342,14 +396,6 @@ class Grid:
                 performer(effect)
             except Exception:  # one by one: a bug in one of them must not keep the others from being performed
                 log.exception("an effect could not be performed: %s", effect)
-
-    async def _commit(self, batch: DecidedBatch) -> None:
-        stored = self._settler.to_commit(batch)
-        if stored is not None:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._writer, self._store.commit, stored)
-            self._set_room(self.has_room and self._store.has_room())
-            self._settler.committed(stored)
 
     async def _check_room(self) -> None:
         """Fill the reserve of the store, and check whether there is room for new work besides."""
@@ -411,16 +457,6 @@ class Grid:
                 await asyncio.sleep(TICK_SECONDS)
         self._settler.load(loaded)
 
-    def _keep_ended(self, batch: DecidedBatch) -> None:
-        """Remember the jobs that ended last: those who wait for one ask for it now."""
-        for row in batch.changes:
-            if isinstance(row, Job) and row.is_over:
-                for name in (row.uid, row.id):
-                    self._recently_ended.pop(name, None)
-                    self._recently_ended[name] = row
-        while len(self._recently_ended) > 2 * RECENT_JOBS:
-            del self._recently_ended[next(iter(self._recently_ended))]
-
     def _wake_watchers(self, batch: DecidedBatch) -> None:
         keys = {row.key for row in batch.changes if not row.is_volatile}
         if batch.records:
@@ -436,13 +472,6 @@ class Grid:
             for watcher in self._watchers.get(key, ()):
                 watcher.set()
 
-    def _call_followers(self, batch: DecidedBatch) -> None:
-        for follower in self._followers:
-            try:
-                follower(batch.changes)
-            except Exception:  # whatever it is, it must not stop the owner of the ledger
-                log.exception("a follower of changes failed")
-
     async def _advance_time(self) -> None:
         """Tick the ledger when a row is due and once a second, and fold old history."""
         ticks = 0
@@ -453,7 +482,10 @@ class Grid:
                 await self.handle(TimePassed())
                 await self._check_room()
                 if ticks % 3600 == 0:
-                    await self._fold_history()
+                    before = self._cutoff_ms(KEEP_HISTORY_MS)
+                    fold = partial(self._store.summarise, before_ms=before, limit=2000)
+                    while await asyncio.get_running_loop().run_in_executor(self._writer, fold):
+                        await asyncio.sleep(0.05)
                 due = self.ledger.next_due_ms()
                 left = TICK_SECONDS if due is None else (due - self._clock.now_ms()) / 1000
                 wait = min(max(left, 0.005), TICK_SECONDS)
@@ -463,16 +495,6 @@ class Grid:
                     self._doubt_store()
                 wait = TICK_SECONDS
             ticks += 1
-
-    async def _fold_history(self) -> None:
-        before = self._cutoff_ms(KEEP_HISTORY_MS)
-        loop = asyncio.get_running_loop()
-
-        def fold() -> int:
-            return self._store.summarise(before_ms=before, limit=2000)
-
-        while await loop.run_in_executor(self._writer, fold):
-            await asyncio.sleep(0.05)
 
 
 def _not_done(failure: Exception) -> Exception:

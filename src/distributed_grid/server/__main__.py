@@ -25,7 +25,15 @@ IMPORT_VARIABLES = {"OPENBLAS_NUM_THREADS": "1"}
 
 def main() -> int:
     """Run the control plane until stopped or idle; the exit code of the process."""
-    options = _options()
+    parser = argparse.ArgumentParser(prog="grid-daemon")
+    parser.add_argument("--state-dir", required=True)
+    parser.add_argument("--config")
+    parser.add_argument("--explicit", action="store_true", help="the user named this config")
+    parser.add_argument("--report", type=int, help="descriptor for the startup report")
+    parser.add_argument("--variables", type=int, help="descriptor of a file with what the config needs of a shell")
+    parser.add_argument("--stay", action="store_true", help="do not exit when idle")
+    parser.add_argument("--idle-seconds", type=float, default=900.0)
+    options = parser.parse_args()
     startup = StartupReport(options.report)
     if options.variables is not None:
         take_variables(options.variables)
@@ -41,32 +49,16 @@ def main() -> int:
         startup.send("failed", message=str(failure))
         return 1
     try:
-        _raise_process_limits()
+        # Use all cores, however the starting command was pinned, and as many descriptors as allowed.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         with _quick_imports():
             from distributed_grid.server.daemon import serve
         return serve(state_dir, instance_lock, options, startup)
     finally:
         instance_lock.release()
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="grid-daemon")
-    parser.add_argument("--state-dir", required=True)
-    parser.add_argument("--config")
-    parser.add_argument("--explicit", action="store_true", help="the user named this config")
-    parser.add_argument("--report", type=int, help="descriptor for the startup report")
-    parser.add_argument("--variables", type=int, help="descriptor of a file with what the config needs of a shell")
-    parser.add_argument("--stay", action="store_true", help="do not exit when idle")
-    parser.add_argument("--idle-seconds", type=float, default=900.0)
-    return parser.parse_args()
-
-
-def _raise_process_limits() -> None:
-    """Use all cores, however the starting command was pinned, and as many descriptors as allowed."""
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextlib.contextmanager

@@ -325,7 +325,7 @@ class ConfigRegistry(NodeRegistry):
         """A certificate for this memory server alone; none if the config trusts the network."""
         if self._config.trusted_network:
             return b"", b""
-        from distributed_grid.server.access.certificates import make_certificate  # cryptography: only where it is used
+        from distributed_grid.server.access.tls import make_certificate  # cryptography: only where it is used
 
         return make_certificate(f"grid memory {node}", ())
 

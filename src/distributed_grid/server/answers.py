@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from distributed_grid.control.slices import LoopSlices
+from distributed_grid.control.grid import LoopSlices
 from distributed_grid.errors import Unreachable
 from distributed_grid.supervision import start_logged
 

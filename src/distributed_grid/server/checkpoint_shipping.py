@@ -90,7 +90,32 @@ class CheckpointShipper:
         uid, attempt = effect.job.uid, effect.attempt
         key = (uid, attempt.number)
         try:
-            done = await self._bring(uid, attempt, self._contents.setdefault(key, set()))
+            contents = self._contents.setdefault(key, set())
+            listing = await self._files.find_checkpoint(attempt)
+            tree = manifest_of(listing.entries)
+            sizes = [entry.size for entry in tree.entries]
+            if any(size < 0 for size in sizes) or sum(sizes) > MAX_TREE_BYTES or tree.total_files > MAX_TREE_FILES:
+                raise ProtocolError(f"{attempt.node} lists more than may be in a checkpoint directory")
+            free_bytes = shutil.disk_usage(self._store.root).free  # of the disk of the ledger
+            if free_bytes < tree.total_bytes + RESERVED_BYTES:
+                size = format_bytes(tree.total_bytes)
+                raise StoreFailed(f"there is no room for its {size} on the control plane's disk")
+            entries = [await self._bring_entry(attempt, entry, contents) for entry in tree.entries]
+            tree = Manifest(tuple(entries))
+            manifest.check(tree, limit_bytes=MAX_TREE_BYTES, limit_files=MAX_TREE_FILES)
+            digest = ""
+            if tree.entries:
+                async with self._writing:
+                    digest = await asyncio.to_thread(self._store.add, manifest.encode(tree))
+                    contents.add(digest)
+            done = CheckpointShipped(
+                uid,
+                attempt.number,
+                digest,
+                files=tree.total_files,
+                bytes=tree.total_bytes,
+                left_out=listing.skipped[:MAX_NAMED],
+            )
         except (GridError, OSError) as failure:
             if self._work.tries(key).problem != str(failure):  # once: it is tried again and again
                 log.warning("the checkpoint of %s cannot be brought yet: %s", attempt.lease_id, failure)
@@ -110,33 +135,6 @@ class CheckpointShipper:
             return False  # it waits in the queue
         is_late = self._grid.now_ms() - job.attempt.assigned_at_ms > self._give_up_ms
         return is_late or node is None or node.forgotten or node.state in (NodeState.LOST, NodeState.LEFT)
-
-    async def _bring(self, uid: str, attempt: Attempt, contents: set[str]) -> CheckpointShipped:
-        """Read a whole checkpoint directory into the store. Raises Unreachable while its node does not answer."""
-        listing = await self._files.find_checkpoint(attempt)
-        tree = manifest_of(listing.entries)
-        sizes = [entry.size for entry in tree.entries]
-        if any(size < 0 for size in sizes) or sum(sizes) > MAX_TREE_BYTES or tree.total_files > MAX_TREE_FILES:
-            raise ProtocolError(f"{attempt.node} lists more than may be in a checkpoint directory")
-        if shutil.disk_usage(self._store.root).free < tree.total_bytes + RESERVED_BYTES:  # the ledger is on that disk
-            size = format_bytes(tree.total_bytes)
-            raise StoreFailed(f"there is no room for its {size} on the control plane's disk")
-        entries = [await self._bring_entry(attempt, entry, contents) for entry in tree.entries]
-        tree = Manifest(tuple(entries))
-        manifest.check(tree, limit_bytes=MAX_TREE_BYTES, limit_files=MAX_TREE_FILES)
-        digest = ""
-        if tree.entries:
-            async with self._writing:
-                digest = await asyncio.to_thread(self._store.add, manifest.encode(tree))
-                contents.add(digest)
-        return CheckpointShipped(
-            uid,
-            attempt.number,
-            digest,
-            files=tree.total_files,
-            bytes=tree.total_bytes,
-            left_out=listing.skipped[:MAX_NAMED],
-        )
 
     async def _bring_entry(self, attempt: Attempt, entry: ManifestEntry, contents: set[str]) -> ManifestEntry:
         """Bring the content of an entry into the store; the entry with its digest."""

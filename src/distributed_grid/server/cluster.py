@@ -192,29 +192,39 @@ class ClusterService:
             environ = await self.ray.endpoints.environ(op.nodes[0] if op.nodes else None)
             return ClusterEnvironment(environ, await self.ray.endpoints.view())
         if op.verb == "stop":
-            return NodeResults(await self._stop_all(names, op, report))
+            examined: defaultdict[str, set[str]] = defaultdict(set)
+            results: dict[str, NodeResult] = {}
+            if op.purge:
+                check = partial(self._check_purge, examined)
+                remote = [name for name in names if not self._nodes[name].is_local]
+                checks = await asyncio.gather(*(self._run(name, check, op, report) for name in remote))
+                results = {check.node_id: check for check in checks if not check.ok}
+            rest = tuple(name for name in names if name not in results)
+            await self._stop_ray(rest, op, report)
+            stop = partial(self._stop, examined)
+            stopped = await asyncio.gather(*(self._run(name, stop, op, report) for name in rest))
+            results |= {result.node_id: result for result in stopped}
+            return NodeResults([results[name] for name in names])
         if op.verb == "start" and op.ray:
-            return NodeResults(await self._start_with_ray(names, op, report))
+            say = partial(step_reporter, report)
+            for name in names:
+                say(name)("inspecting its Ray")
+            await self.ray.check_before_start(names)
+            started = await asyncio.gather(*(self._run(name, self._start, op, report) for name in names))
+            running = [result.node_id for result in started if result.ok]
+            for name in running:
+                self._started.add(self.target(name))
+            problems = await self.ray.start(running, say) if running else {}
+
+            def with_ray(result: NodeResult) -> NodeResult:
+                if not result.ok:
+                    return result
+                problem = problems.get(result.node_id)
+                return replace(result, ok=problem is None, detail=problem or f"{result.detail}, with Ray")
+
+            return NodeResults([with_ray(result) for result in started])
         operation = self._install if op.verb == "install" else self._start
         return NodeResults(await asyncio.gather(*(self._run(name, operation, op, report) for name in names)))
-
-    async def _stop_all(
-        self, names: tuple[str, ...], op: requests.ManageCluster, report: ReportStep
-    ) -> list[NodeResult]:
-        """Stop nodes, with their Ray; a node that may not be purged stays as it is."""
-        examined: defaultdict[str, set[str]] = defaultdict(set)
-        results: dict[str, NodeResult] = {}
-        if op.purge:
-            check = partial(self._check_purge, examined)
-            remote = [name for name in names if not self._nodes[name].is_local]
-            checks = await asyncio.gather(*(self._run(name, check, op, report) for name in remote))
-            results = {check.node_id: check for check in checks if not check.ok}
-        rest = tuple(name for name in names if name not in results)
-        await self._stop_ray(rest, op, report)
-        stop = partial(self._stop, examined)
-        stopped = await asyncio.gather(*(self._run(name, stop, op, report) for name in rest))
-        results |= {result.node_id: result for result in stopped}
-        return [results[name] for name in names]
 
     async def _check_purge(
         self, examined: Mapping[str, set[str]], name: str, op: requests.ManageCluster, say: Say
@@ -264,28 +274,6 @@ class ClusterService:
             await self._grid.handle(AgentRequested(name, True))
             await wait_until_alive(self._grid, name, {}, seconds=ALIVE_SECONDS)
         return "runs inside the control plane"
-
-    async def _start_with_ray(
-        self, names: tuple[str, ...], op: requests.ManageCluster, report: ReportStep
-    ) -> list[NodeResult]:
-        """Start agents, then Ray; nothing is started if Ray is known to fail."""
-        say = partial(step_reporter, report)
-        for name in names:
-            say(name)("inspecting its Ray")
-        await self.ray.check_before_start(names)
-        results = await asyncio.gather(*(self._run(name, self._start, op, report) for name in names))
-        running = [result.node_id for result in results if result.ok]
-        for name in running:
-            self._started.add(self.target(name))
-        problems = await self.ray.start(running, say) if running else {}
-
-        def with_ray(result: NodeResult) -> NodeResult:
-            if not result.ok:
-                return result
-            problem = problems.get(result.node_id)
-            return replace(result, ok=problem is None, detail=problem or f"{result.detail}, with Ray")
-
-        return [with_ray(result) for result in results]
 
     async def _stop_ray(self, names: tuple[str, ...], op: requests.ManageCluster, report: ReportStep) -> None:
         """Take back leases, then end Ray: what it holds is freed while it is still there to do so."""

@@ -13,12 +13,15 @@ import asyncio
 import contextlib
 import gc
 import getpass
+import json
 import logging
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 from distributed_grid import __version__
 from distributed_grid.adapters.child_process import ChildCommand
@@ -45,6 +48,7 @@ from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.api.answers.common import Viewer
 from distributed_grid.config import ClusterConfig
+from distributed_grid.config.sections import Logging
 from distributed_grid.config_mapping import (
     offload_rules,
     rebalance_rules,
@@ -63,7 +67,7 @@ from distributed_grid.domain.nodes import PULL_HOST, Node, first_node
 from distributed_grid.domain.rebalancing import RebalanceRules
 from distributed_grid.domain.resources import NOTHING
 from distributed_grid.errors import BadInput, GridError
-from distributed_grid.log_rate_limit import configure_logging
+from distributed_grid.log_rate_limit import LogRateLimit, configure_logging
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
@@ -93,10 +97,8 @@ from distributed_grid.server.cluster import ClusterCommandService, ClusterServic
 from distributed_grid.server.endpoints import collect
 from distributed_grid.server.file_delivery import FileDeliverer
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
-from distributed_grid.server.log_output import apply_log_settings
 from distributed_grid.server.offloading.auto_offload import AutoOffloader
-from distributed_grid.server.offloading.move_files import ResultCollector, stored_manifest
-from distributed_grid.server.offloading.move_reconciler import MoveReconciler
+from distributed_grid.server.offloading.move_reconciler import MoveReconciler, ResultCollector, stored_manifest
 from distributed_grid.server.prediction.job_runs import JobSizer, RunRecorder
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.purge_guard import PurgeGuard
@@ -128,6 +130,7 @@ from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
 from distributed_grid.trees.content_store import ContentStore, ContentStores
 
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 REMOVED_POLL_SECONDS = 2.0
 PREDICTIVE = "predictive"
 FIRST_ROUND_SECONDS = 5.0
@@ -139,6 +142,38 @@ SERVICES = (
 )
 """The services whose endpoints are the requests of a control plane."""
 log = logging.getLogger(__name__)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time in UTC, level, logger, message, and the traceback of an error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info or record.exc_text:
+            fields["traceback"] = record.exc_text or self.formatException(record.exc_info)  # type: ignore[arg-type]
+        return json.dumps(fields)
+
+
+def apply_log_settings(settings: Logging, *filters: logging.Filter) -> None:
+    """Log as the settings say from now on, what these filters let pass. Raises GridError where the file cannot be
+    opened."""
+    stream: IO[str] = sys.stderr
+    if settings.file is not None:
+        try:
+            stream = open(os.path.expanduser(settings.file), "a", encoding="utf-8")  # noqa: SIM115 (open for good)
+        except OSError as failure:
+            raise GridError(f"the log {settings.file} cannot be opened: {failure.strerror}") from failure
+    handler = logging.StreamHandler(stream)
+    for one in (LogRateLimit(), *filters):
+        handler.addFilter(one)
+    handler.setFormatter(JsonFormatter() if settings.format == "json" else logging.Formatter(TEXT_FORMAT))
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
 
 
 def serve(state_dir: StateDir, instance_lock: InstanceLock, options: argparse.Namespace, startup: StartupReport) -> int:

@@ -108,6 +108,7 @@ class ServiceEndpoint(Struct, frozen=True, kw_only=True):
     kind: Kind
     routes: tuple[Route, ...]
     on_socket: bool
+    keeps_config: bool  # it starts nothing: it may be answered with another config than the one that a client names
     act: str  # the words for it in a refusal
     function: Callable[..., Any]
 
@@ -134,11 +135,17 @@ class ServiceEndpoint(Struct, frozen=True, kw_only=True):
 
 
 def endpoint(
-    role: Role, *routes: Route, streams: bool = False, on_socket: bool = True, act: str = ""
+    role: Role,
+    *routes: Route,
+    streams: bool = False,
+    on_socket: bool = True,
+    keeps_config: bool = False,
+    act: str = "",
 ) -> Callable[[F], F]:
     """Declare a service method `verb(self, op, caller)` as the endpoint of its request type.
 
-    With `on_socket=False` it has its REST routes only: another method answers the same request on the socket.
+    With `on_socket=False` it has its REST routes only: another method answers the same request on the socket. Every
+    request of the role READ keeps the config of the control plane, and one that only ends or shows something may.
     """
 
     def declare(function: F) -> F:
@@ -159,6 +166,7 @@ def endpoint(
             kind=kind,
             routes=routes,
             on_socket=on_socket,
+            keeps_config=keeps_config or role is READ,
             act=act or str(request.__struct_config__.tag).replace("_", " "),
             function=function,
         )

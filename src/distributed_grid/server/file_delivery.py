@@ -105,7 +105,11 @@ class FileDeliverer:
             await asyncio.to_thread(download.receive, JSON, asdict(fields))
 
         def write(chunk: bytes) -> None:
-            _need_room(directory, len(chunk))
+            disk = os.statvfs(directory)
+            free, reserve = disk.f_bavail * disk.f_frsize, disk_reserve(disk.f_blocks * disk.f_frsize)
+            if free < len(chunk) + reserve:
+                left = f"{free / 2**20:.1f} MB are left, of which {reserve / 2**20:.1f} MB stay free"
+                raise StoreFailed(f"no room on the disk of {directory}: {left}")
             download.receive(STDOUT, chunk)
 
         async def data(chunk: bytes) -> None:
@@ -118,15 +122,6 @@ class FileDeliverer:
             await asyncio.to_thread(download.close)
         assert done is not None
         return delivered_files(directory, done)
-
-
-def _need_room(directory: str, size: int) -> None:
-    """Raise StoreFailed if `size` more bytes would use the reserve of the disk."""
-    disk = os.statvfs(directory)
-    free, reserve = disk.f_bavail * disk.f_frsize, disk_reserve(disk.f_blocks * disk.f_frsize)
-    if free < size + reserve:
-        left = f"{free / 2**20:.1f} MB are left, of which {reserve / 2**20:.1f} MB stay free"
-        raise StoreFailed(f"no room on the disk of {directory}: {left}")
 
 
 def _has_run(attempt: Attempt) -> bool:

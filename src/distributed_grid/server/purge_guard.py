@@ -32,8 +32,8 @@ from distributed_grid.domain.rows import decode_row
 from distributed_grid.errors import GridError, ProtocolError, Refused, Unreachable
 from distributed_grid.ports import Store
 from distributed_grid.reactor.offloading.process_moves import JOB_PREFIX
-from distributed_grid.server.output_copy import Haul, OutputReader, copy_output
 from distributed_grid.server.services.records import ended_job
+from distributed_grid.server.workers.output_collector import Haul, OutputReader, copy_output
 
 MAX_JOBS, MAX_ATTEMPTS = 10_000, 20_000
 """Ended jobs of a node whose results are counted, and attempts whose output is kept; the newest of each."""
@@ -166,7 +166,33 @@ class PurgeGuard:
         """
         if not discard:
             say("looking for results that were not fetched")
-            await self._check_results(node, examined, stopped)
+            jobs, is_all = await self._grid.query(lambda store: unfetched_jobs(store, node, self._max_jobs))
+            by_attempt = {job.attempts[-1].lease_id: job for job in jobs if job.attempts[-1].lease_id not in examined}
+            by_attempt = {name: job for name, job in by_attempt.items() if not self._files.is_here(job.attempts[-1])}
+            try:
+                counted = await self._count(by_attempt, stopped)
+            except GridError as failure:
+                last = next(iter(by_attempt.values())).id
+                jobs_text = "1 job" if len(by_attempt) == 1 else f"{len(by_attempt)} jobs"
+                raise PurgeRefused(
+                    f"{node} cannot be asked for the results of {jobs_text} that were not fetched, the last is {last}: "
+                    f"{failure}; remove them with {INSIST}"
+                ) from failure
+            if counted:
+                results = [_unfetched(by_attempt[lease_id], count) for lease_id, count in counted.items()]
+                named = ", ".join(map(_result_text, results[:MAX_NAMED]))
+                rest = f" and {len(results) - MAX_NAMED} more" if len(results) > MAX_NAMED else ""
+                raise PurgeRefused(
+                    f"{node} has results that were never fetched: {named}{rest}; "
+                    f"fetch them with: grid jobs fetch JOB, or remove them with {INSIST}",
+                    results,
+                )
+            if not is_all:
+                raise PurgeRefused(
+                    f"more than {self._max_jobs:,} jobs have ended on {node}, and only the results of the last ones "
+                    f"can be looked for; remove them all with {INSIST}"
+                )
+            examined.update(by_attempt)
         problem = await self._keep_output(node, stopped)
         if problem and discard:
             say(f"output is lost: {problem}")
@@ -174,35 +200,6 @@ class PurgeGuard:
             raise PurgeRefused(f"the output of jobs on {node} cannot be kept: {problem}; remove it with {INSIST}")
 
     # ------------------------------------------------------------------ results
-
-    async def _check_results(self, node: str, examined: set[str], stopped: StoppedNodeFiles | None) -> None:
-        jobs, is_all = await self._grid.query(lambda store: unfetched_jobs(store, node, self._max_jobs))
-        by_attempt = {job.attempts[-1].lease_id: job for job in jobs if job.attempts[-1].lease_id not in examined}
-        by_attempt = {name: job for name, job in by_attempt.items() if not self._files.is_here(job.attempts[-1])}
-        try:
-            counted = await self._count(by_attempt, stopped)
-        except GridError as failure:
-            last = next(iter(by_attempt.values())).id
-            jobs_text = "1 job" if len(by_attempt) == 1 else f"{len(by_attempt)} jobs"
-            raise PurgeRefused(
-                f"{node} cannot be asked for the results of {jobs_text} that were not fetched, the last is {last}: "
-                f"{failure}; remove them with {INSIST}"
-            ) from failure
-        if counted:
-            results = [_unfetched(by_attempt[lease_id], count) for lease_id, count in counted.items()]
-            named = ", ".join(map(_result_text, results[:MAX_NAMED]))
-            rest = f" and {len(results) - MAX_NAMED} more" if len(results) > MAX_NAMED else ""
-            raise PurgeRefused(
-                f"{node} has results that were never fetched: {named}{rest}; "
-                f"fetch them with: grid jobs fetch JOB, or remove them with {INSIST}",
-                results,
-            )
-        if not is_all:
-            raise PurgeRefused(
-                f"more than {self._max_jobs:,} jobs have ended on {node}, and only the results of the last ones can be "
-                f"looked for; remove them all with {INSIST}"
-            )
-        examined.update(by_attempt)
 
     async def _count(self, by_attempt: dict[str, Job], stopped: StoppedNodeFiles | None) -> dict[str, Counted]:
         """Results of attempts, newest first; without those that left none."""

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from distributed_grid.agent.join_client import JoinedKey, JoinToken, open_websocket, read_joined_key, store_address
 from distributed_grid.agent.join_client import join as join_async
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
-from distributed_grid.server.access.certificates import Certificate, ensure_certificate
+from distributed_grid.server.access.tls import Certificate, ensure_certificate
 from distributed_grid.wire import ControlPlaneAddress
 
 WORDS = st.text(max_size=30)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from distributed_grid.agent.join_client import JoinToken
-from distributed_grid.server.access.certificates import ensure_certificate, server_context
+from distributed_grid.server.access.tls import ensure_certificate, server_context
 from tests.support.shell import wait_until
 
 GRID = "import sys; from distributed_grid.cli.main import main; main(sys.argv[1:])"

@@ -15,14 +15,15 @@ from distributed_grid.client.conversation import (
     ClientConfig,
     Conversation,
     HandedOver,
+    JsonObject,
     ReconnectBackoff,
     answer_of,
     digest_of,
     encode,
     hello,
     is_last,
-    needs_config,
 )
+from distributed_grid.client.operations import keeps_config
 from distributed_grid.errors import BadInput, Unreachable
 
 
@@ -56,8 +57,8 @@ def test_the_end_of_the_connection_is_a_loss() -> None:
 def test_a_control_plane_that_hands_over_is_left() -> None:
     conversation = Conversation()
     with pytest.raises(HandedOver):
-        conversation.accept_welcome({"handing_over": True})
-    conversation.accept_welcome({"pid": 1})
+        conversation.accept_welcome(JsonObject(handing_over=True))
+    conversation.accept_welcome(JsonObject(pid=1))
     assert conversation.welcome == {"pid": 1}
     assert issubclass(HandedOver, LOST), "the request is sent again to the next one"
 
@@ -95,16 +96,16 @@ def test_none_is_this_machine_alone_and_a_file_of_that_name_is_reached_by_its_fo
 
 @pytest.mark.parametrize("op", ["cancel_job", "release_lease", "get_status", "read_logs", "terminate_workers"])
 def test_a_look_or_a_return_does_with_any_config(op: str) -> None:
-    assert not needs_config(op)
+    assert keeps_config(op)
 
 
 @pytest.mark.parametrize("op", ["submit_job", "request_lease", "create_workers", "manage_cluster", "keep_running"])
 def test_a_request_that_starts_something_needs_the_config(op: str) -> None:
-    assert needs_config(op)
+    assert not keeps_config(op)
 
 
 def test_an_answer_is_a_json_message() -> None:
-    assert answer_of({"job": 1}) == {"job": 1}
+    assert answer_of(JsonObject(job=1)) == {"job": 1}
     assert answer_of(json.dumps({"job": 1}).encode()) == {"job": 1}
 
 

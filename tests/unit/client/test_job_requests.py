@@ -18,7 +18,7 @@ GIB = 1024**3
 def submitted(**options: Any) -> requests.SubmitJob:
     """The request as the control plane parses it."""
     request = job_request("true", options, wait_seconds=300.0)  # type: ignore[arg-type]
-    op = requests.parse(msgspec.json.encode({"op": request.op, **request.fields}))
+    op = requests.parse(msgspec.json.encode({"op": "submit_job", **request.fields}))
     assert isinstance(op, requests.SubmitJob)
     return op
 
@@ -99,10 +99,10 @@ def test_lease_has_an_end_and_one_core_by_default() -> None:
 
 
 def test_command_in_a_lease() -> None:
-    request = command_request("run_in_lease", "true", {"timeout": 3}, {"allocation_id": "abc"}, ["gpu1"])
-    op = requests.parse(msgspec.json.encode({"op": request.op, **request.fields}))
+    request = command_request("true", {"timeout": 3}, {"allocation_id": "abc"}, "gpu1")
+    op = requests.parse(msgspec.json.encode({"op": "run_in_lease", **request.fields}))
     assert isinstance(op, requests.RunInLease)
-    assert (op.allocation_id, op.timeout_seconds, request.nodes) == ("abc", 3.0, ["gpu1"])
+    assert (op.allocation_id, op.timeout_seconds, request.lease_node) == ("abc", 3.0, "gpu1")
 
 
 def test_words_of_a_command(tmp_path: Path) -> None:

@@ -68,10 +68,10 @@ from distributed_grid.monitoring.usage_history import ClusterHistory
 from distributed_grid.prediction.task_predictor import TaskPredictor
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.reactor import LeaseAnswer
-from distributed_grid.server.access.certificates import make_certificate
+from distributed_grid.server.access.tls import make_certificate
 from distributed_grid.server.active_config import ConfigRegistry
 from distributed_grid.server.cluster import ClusterService
-from distributed_grid.server.log_output import apply_log_settings
+from distributed_grid.server.daemon import apply_log_settings
 from distributed_grid.server.purge_guard import PurgeGuard
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_nodes import RayCredentials, head_ports, security_risk, start_options

@@ -13,8 +13,7 @@ import pytest
 
 from distributed_grid import wire
 from distributed_grid.agent.files.attempt_files import AttemptFileReader
-from distributed_grid.control.agent_files import MAX_STREAMS, AttemptFiles, ContentSender, RemoteFiles
-from distributed_grid.control.agent_questions import MAX_ANSWERS
+from distributed_grid.control.agent_files import MAX_ANSWERS, MAX_STREAMS, AttemptFiles, ContentSender, RemoteFiles
 from distributed_grid.domain.jobs import Attempt
 from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable
 from tests.support import odd_files

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid import wire
-from distributed_grid.control.agent_questions import AgentQuestions
+from distributed_grid.control.agent_files import AgentQuestions
 from distributed_grid.domain.processes import MAX_ARGV, ProcessInfo
 from distributed_grid.errors import NotFound, ProtocolError, Unreachable
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.api.framing import MAX_FRAME_BYTES
-from distributed_grid.control.slices import SLICE_SECONDS, LoopSlices
+from distributed_grid.control.grid import SLICE_SECONDS, LoopSlices
 from distributed_grid.errors import Refused
 from distributed_grid.server.answers import MAX_ANSWER_BYTES, MAX_HELD_BYTES, MAX_SENDERS, AnswerRenderer, EncodedAnswer
 

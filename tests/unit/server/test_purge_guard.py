@@ -17,9 +17,9 @@ from distributed_grid.api.answers.cluster import UnfetchedResult
 from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
 from distributed_grid.domain.events import FilesDelivered, FilesFetched, FilesUndeliverable
 from distributed_grid.domain.jobs import Ending
-from distributed_grid.server.output_copy import CHUNK_BYTES
 from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused, StoppedNodeFiles
 from distributed_grid.server.services.records import find_job
+from distributed_grid.server.workers.output_collector import CHUNK_BYTES
 from tests.support.builders import a_node
 from tests.unit.server.in_process_grid import InProcessGrid
 from tests.unit.server.workers.test_output_collector import Home, WorkerAgent

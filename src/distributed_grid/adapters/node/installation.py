@@ -422,7 +422,18 @@ def _repack_to_file(found: metadata.Distribution, tag: str, cache: Path) -> Path
     try:
         with zipfile.ZipFile(fresh, "w") as archive:
             for entry in sorted(filter(belongs_in_wheel, found.files or ()), key=str):
-                _add_file(archive, str(entry), Path(str(entry.locate())))
+                source = Path(str(entry.locate()))
+                info = zipfile.ZipInfo(str(entry), ZIP_EPOCH)
+                info.compress_type = zipfile.ZIP_DEFLATED
+                info.external_attr = (
+                    0o755 if os.access(source, os.X_OK) else 0o644
+                ) << 16  # the only mode that is kept
+                with source.open("rb") as file:
+                    if not os.fstat(file.fileno()).st_size:
+                        archive.writestr(info, b"")
+                        continue
+                    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                        archive.writestr(info, content, compresslevel=1)
         fresh.replace(path)
     except OSError:
         return None
@@ -430,19 +441,6 @@ def _repack_to_file(found: metadata.Distribution, tag: str, cache: Path) -> Path
         with contextlib.suppress(FileNotFoundError):
             fresh.unlink()
     return path
-
-
-def _add_file(archive: zipfile.ZipFile, name: str, source: Path) -> None:
-    """One file; of its mode only whether it can be run is kept."""
-    entry = zipfile.ZipInfo(name, ZIP_EPOCH)
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = (0o755 if os.access(source, os.X_OK) else 0o644) << 16
-    with source.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            archive.writestr(entry, b"")
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            archive.writestr(entry, content, compresslevel=1)
 
 
 @functools.lru_cache(maxsize=1000)

@@ -248,7 +248,15 @@ class GpuProbe:
         try:
             return query(*arguments)
         except nvml.NVMLError as error:
-            if error.value not in _not_available_errors(nvml):
+            if error.value not in (
+                nvml.NVML_ERROR_NOT_SUPPORTED,
+                nvml.NVML_ERROR_NO_PERMISSION,
+                nvml.NVML_ERROR_NOT_FOUND,
+                nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                nvml.NVML_ERROR_NO_DATA,
+                nvml.NVML_ERROR_INSUFFICIENT_SIZE,  # grew between two queries
+                nvml.NVML_SUCCESS,  # pynvml raises this for an empty list
+            ):
                 raise
         except UnicodeDecodeError:
             pass
@@ -279,37 +287,34 @@ class GpuProbe:
             nvml.nvmlInit()
             self._nvml = nvml
             self._failure = ""
-            self._find_devices()
+            unnamed: dict[str, str] = {}
+            before, self._device_problems = self._device_problems, {}
+            count = nvml.nvmlDeviceGetCount()
+            for number in range(count):
+                try:
+                    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+                    uuid: str = self._query(nvml.nvmlDeviceGetUUID, handle, otherwise=f"number {number}")
+                    if uuid not in self._known:
+                        taken = {gpu.index for gpu in self._known.values()}
+                        index = number if number not in taken else max(taken) + 1
+                        self._known[uuid] = Gpu(index, uuid, name="", memory_bytes=0)
+                    self._handles[uuid] = handle
+                except nvml.NVMLError as error:
+                    if error.value in _library_errors(nvml):
+                        raise
+                    unnamed[str(number)] = f"GPU {number}: {error}"
+            self._query_each(self._describe)
+            for uuid, gpu in self._known.items():
+                if uuid not in self._handles:
+                    self._device_problems.setdefault(uuid, before.get(uuid, f"GPU {gpu.index}: is gone"))
+            if len(unnamed) > len(self._device_problems):
+                self._device_problems |= unnamed
+            if count == 0 and not self._known:
+                self._shut_down()  # so that it is opened again later
+                self._failure = "the NVIDIA driver sees no GPU"
         except nvml.NVMLError as error:
             self._shut_down()
             self._failure = f"NVML cannot be opened: {error}"
-
-    def _find_devices(self) -> None:
-        nvml, unnamed = self._nvml, {}
-        before, self._device_problems = self._device_problems, {}
-        count = nvml.nvmlDeviceGetCount()
-        for number in range(count):
-            try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(number)
-                uuid: str = self._query(nvml.nvmlDeviceGetUUID, handle, otherwise=f"number {number}")
-                if uuid not in self._known:
-                    taken = {gpu.index for gpu in self._known.values()}
-                    index = number if number not in taken else max(taken) + 1
-                    self._known[uuid] = Gpu(index, uuid, name="", memory_bytes=0)
-                self._handles[uuid] = handle
-            except nvml.NVMLError as error:
-                if error.value in _library_errors(nvml):
-                    raise
-                unnamed[str(number)] = f"GPU {number}: {error}"
-        self._query_each(self._describe)
-        for uuid, gpu in self._known.items():
-            if uuid not in self._handles:
-                self._device_problems.setdefault(uuid, before.get(uuid, f"GPU {gpu.index}: is gone"))
-        if len(unnamed) > len(self._device_problems):
-            self._device_problems |= unnamed
-        if count == 0 and not self._known:
-            self._shut_down()  # so that it is opened again later
-            self._failure = "the NVIDIA driver sees no GPU"
 
     def _reset(self) -> None:
         self._shut_down()
@@ -323,19 +328,6 @@ class GpuProbe:
                 nvml.nvmlShutdown()
             except nvml.NVMLError:
                 pass  # already down
-
-
-def _not_available_errors(nvml: Any) -> tuple[int, ...]:
-    """Errors that mean: not available, but nothing is wrong."""
-    return (
-        nvml.NVML_ERROR_NOT_SUPPORTED,
-        nvml.NVML_ERROR_NO_PERMISSION,
-        nvml.NVML_ERROR_NOT_FOUND,
-        nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        nvml.NVML_ERROR_NO_DATA,
-        nvml.NVML_ERROR_INSUFFICIENT_SIZE,  # grew between two queries
-        nvml.NVML_SUCCESS,  # pynvml raises this for an empty list
-    )
 
 
 def _library_errors(nvml: Any) -> tuple[int, ...]:

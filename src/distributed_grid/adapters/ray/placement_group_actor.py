@@ -191,15 +191,6 @@ class PlacementGroupActor:
             made = self._made.pop(name, None)
         self._remove_made(name, made)
 
-    def _free_if_over(self, name: str) -> None:
-        """Free a group at the end of its term; one that was extended meanwhile stays."""
-        with self._lock:
-            if name in self._under_way or self._terms.get(name, 0.0) >= time.monotonic():
-                return
-            self._terms.pop(name, None)
-            made = self._made.pop(name, None)
-        self._remove_made(name, made)
-
     def _remove_made(self, name: str, made: tuple[Any, str, Resources] | None) -> None:
         if made is not None:
             self._returning.append((time.monotonic(), *made[1:]))
@@ -246,11 +237,16 @@ class PlacementGroupActor:
         marked, self._marked = self._marked, set()
         made = [(name, *entry) for name, entry in list(self._made.items()) if name.startswith(AUTOMATIC_PREFIX)]
         client = self._ray._private.worker.global_worker.gcs_client  # noqa: SLF001 (nothing public tells it)
+        # a running task takes a thousandth of the resource that Ray calls a bundle
         return {
             "session": f"{self._ray.get_runtime_context().gcs_address}/{client.cluster_id.hex()}",
             "nodes": nodes,
             "groups": groups,
-            "in_use": [name for name, group, node, _ in made if name in marked or _is_busy(group, free.get(node, {}))],
+            "in_use": [
+                name
+                for name, group, node, _ in made
+                if name in marked or 0 < free.get(node, {}).get(f"bundle_group_{group.id.hex()}", 0.0) < BUNDLE
+            ],
         }
 
     def mark_used(self, name: str) -> None:
@@ -317,7 +313,12 @@ class PlacementGroupActor:
             self._heard = now
             return
         for name in [name for name, until in list(self._terms.items()) if until < now]:
-            self._free_if_over(name)
+            with self._lock:
+                if name in self._under_way or self._terms.get(name, 0.0) >= time.monotonic():
+                    continue
+                self._terms.pop(name, None)
+                made = self._made.pop(name, None)
+            self._remove_made(name, made)
 
 
 def _room(has: Resources, free: Resources, ours: Resources) -> list[int]:
@@ -325,11 +326,6 @@ def _room(has: Resources, free: Resources, ours: Resources) -> list[int]:
     return [
         min(most, left + taken) for most, left, taken in zip(_amounts(has), _amounts(free), _amounts(ours), strict=True)
     ]
-
-
-def _is_busy(group: Any, free: Resources) -> bool:
-    """True if something runs in a group: it takes a thousandth of what Ray calls its bundle."""
-    return 0 < free.get(f"bundle_group_{group.id.hex()}", 0.0) < BUNDLE
 
 
 def _amounts(resources: Resources) -> list[int]:

@@ -89,44 +89,38 @@ async def _extend(chain: list[asyncssh.SSHClientConnection], hop: Hop, auth_sock
         if not chain:
             for before in _configured_jumps(options.tunnel, hop):
                 await _extend(chain, before, auth_sock)
-        await _connect_hop(chain, hop, options, keys)
+        known = KnownHosts(hop, options.host_key_alias or options.host, options.port, _known_hosts_files(hop, options))
+        checks: list[HostKeyCheck] = []
+
+        def check_host_key() -> HostKeyCheck:
+            checks.append(HostKeyCheck(known))
+            return checks[-1]
+
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                connection = await asyncssh.connect(
+                    hop.host,
+                    **_explicit_options(hop),
+                    **keys.options(),
+                    **({"tunnel": chain[-1]} if chain else {}),
+                    client_factory=check_host_key,
+                    known_hosts=known.trusted,
+                    **({"server_host_key_algs": kinds} if (kinds := known.algorithms()) else {}),
+                    keepalive_interval=KEEPALIVE_SECONDS,
+                    keepalive_count_max=MAX_KEEPALIVES,
+                    password_auth=False,
+                    kbdint_auth=False,
+                    agent_forwarding=False,
+                    x11_forwarding=False,
+                )
+        except asyncssh.HostKeyNotVerifiable:
+            refusals = [each.refusal for each in checks if each.refusal]
+            if refusals:
+                raise NodeOperationFailed(refusals[-1]) from None
+            raise
+        chain.append(connection)
     except (NodeOperationFailed, asyncssh.Error, OSError, ValueError, TimeoutError) as failure:
         raise _explain(failure, hop, user=user, port=port, keys=keys.advice()) from failure
-
-
-async def _connect_hop(
-    chain: list[asyncssh.SSHClientConnection], hop: Hop, found: asyncssh.SSHClientConnectionOptions, keys: _KeyRing
-) -> None:
-    known = KnownHosts(hop, found.host_key_alias or found.host, found.port, _known_hosts_files(hop, found))
-    checks: list[HostKeyCheck] = []
-
-    def check_host_key() -> HostKeyCheck:
-        checks.append(HostKeyCheck(known))
-        return checks[-1]
-
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            connection = await asyncssh.connect(
-                hop.host,
-                **_explicit_options(hop),
-                **keys.options(),
-                **({"tunnel": chain[-1]} if chain else {}),
-                client_factory=check_host_key,
-                known_hosts=known.trusted,
-                **({"server_host_key_algs": kinds} if (kinds := known.algorithms()) else {}),
-                keepalive_interval=KEEPALIVE_SECONDS,
-                keepalive_count_max=MAX_KEEPALIVES,
-                password_auth=False,
-                kbdint_auth=False,
-                agent_forwarding=False,
-                x11_forwarding=False,
-            )
-    except asyncssh.HostKeyNotVerifiable:
-        refusals = [each.refusal for each in checks if each.refusal]
-        if refusals:
-            raise NodeOperationFailed(refusals[-1]) from None
-        raise
-    chain.append(connection)
 
 
 def _explicit_options(hop: Hop) -> dict[str, Any]:

@@ -63,7 +63,16 @@ class SshWorker:
             case DropAgentLink():
                 self._nodes.drop_link(command.node)
             case messages.ForwardPorts():
-                self._forward(command)
+                kept = self._forwards.get(command.target.name)
+                if kept is not None and kept[0] == command:
+                    return
+                if kept is not None:
+                    self._forwards.pop(command.target.name)[1].cancel()
+                if command.ports:
+                    connection = self._nodes.connection_to(command.target)
+                    forward = partial(forward_ports, command, connection, self._report)
+                    task = start_restarted(forward, f"the forwarding of ports of {command.target.name}")
+                    self._forwards[command.target.name] = (command, task)
             case messages.RunRayDriver():
                 if self._driver is not None:
                     if self._driver[0] == command:
@@ -77,18 +86,6 @@ class SshWorker:
             case messages.RunOnNode():
                 name = f"{command.operation} on {command.target.name}"
                 self._nodes.run(command.number, name, lambda say: self._run(command, say))
-
-    def _forward(self, command: messages.ForwardPorts) -> None:
-        kept = self._forwards.get(command.target.name)
-        if kept is not None and kept[0] == command:
-            return
-        if kept is not None:
-            self._forwards.pop(command.target.name)[1].cancel()
-        if command.ports:
-            connection = self._nodes.connection_to(command.target)
-            forward = partial(forward_ports, command, connection, self._report)
-            task = start_restarted(forward, f"the forwarding of ports of {command.target.name}")
-            self._forwards[command.target.name] = (command, task)
 
     async def _run(self, command: messages.RunOnNode, say: Say) -> RunFinished:
         target = command.target

@@ -127,15 +127,38 @@ def prepare_database(path: Path, migrations: Mapping[int, Migration]) -> None:
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise StoreRefused(f"{path}: this user may not write there; use another state directory")
     if not path.exists() and not path.is_symlink():
-        _refuse_orphaned_log(path)
+        log = _with_suffix(path, "-wal")
+        if log.exists() and log.stat().st_size:
+            raise StoreRefused(f"{path}: is missing but its log {log.name} is not; put it back or move the log away")
         _create(path, migrations)
     _inspect_header(path, migrations)
     with closing(connect(path, writable=False)) as db:
-        found = _inspect_rows(path, db, migrations)
+        found = version_of(db)
+        _refuse_unknown_version(path, found, migrations)
+        try:
+            for _ in db.execute("SELECT kind, key, blob FROM live"):
+                pass
+            for table in TABLES:
+                db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such table or column
+                raise StoreRefused(f"{path}: is damaged ({error}); {REPAIR}") from error
+            raise
     if path.stat().st_uid == os.geteuid():
         path.chmod(0o600)
     if found < max(migrations):
-        _upgrade(path, found, migrations)
+        backup = path.with_name(f"{path.name}.v{found}.bak")
+        unfinished = path.with_name(f"{backup.name}.new")
+        _make_private_file(unfinished)
+        try:
+            with closing(connect(path, writable=True)) as db:
+                with closing(connect(unfinished, writable=True)) as copy:
+                    db.backup(copy)
+                unfinished.rename(backup)
+                sync_directory(path.parent)
+                migrate(db, migrations)
+        finally:
+            _remove_with_logs(unfinished)
 
 
 def _create(path: Path, migrations: Mapping[int, Migration]) -> None:
@@ -147,16 +170,15 @@ def _create(path: Path, migrations: Mapping[int, Migration]) -> None:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute("PRAGMA journal_mode = WAL")
             migrate(db, migrations)
-        _link_into_place(unfinished, path)
+        try:
+            os.link(unfinished, path)  # unlike a rename, never replaces an existing file
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            unfinished.rename(path)  # the file system has no hard links
     finally:
         _remove_with_logs(unfinished)
     sync_directory(path.parent)
-
-
-def _refuse_orphaned_log(path: Path) -> None:
-    log = _with_suffix(path, "-wal")
-    if log.exists() and log.stat().st_size:
-        raise StoreRefused(f"{path}: is missing but its log {log.name} is not; put it back or move the log away")
 
 
 def _inspect_header(path: Path, migrations: Mapping[int, Migration]) -> None:
@@ -180,22 +202,6 @@ def _inspect_header(path: Path, migrations: Mapping[int, Migration]) -> None:
         raise StoreRefused(f"{path}: is damaged (cut short); {REPAIR}")
 
 
-def _inspect_rows(path: Path, db: sqlite3.Connection, migrations: Mapping[int, Migration]) -> int:
-    """The schema version, once every live row could be read; the log is taken into account."""
-    version = version_of(db)
-    _refuse_unknown_version(path, version, migrations)
-    try:
-        for _ in db.execute("SELECT kind, key, blob FROM live"):
-            pass
-        for table in TABLES:
-            db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such table or column
-            raise StoreRefused(f"{path}: is damaged ({error}); {REPAIR}") from error
-        raise
-    return version
-
-
 def _refuse_unknown_version(path: Path, version: int, migrations: Mapping[int, Migration]) -> None:
     newest = max(migrations)
     if 0 < version < min(migrations):
@@ -208,30 +214,6 @@ def _refuse_unknown_version(path: Path, version: int, migrations: Mapping[int, M
             f"{path}: has schema version {version}, this program knows up to {newest}; use the newer program,"
             " or move the file away to start afresh"
         )
-
-
-def _upgrade(path: Path, found: int, migrations: Mapping[int, Migration]) -> None:
-    backup = path.with_name(f"{path.name}.v{found}.bak")
-    unfinished = path.with_name(f"{backup.name}.new")
-    _make_private_file(unfinished)
-    try:
-        with closing(connect(path, writable=True)) as db:
-            with closing(connect(unfinished, writable=True)) as copy:
-                db.backup(copy)
-            unfinished.rename(backup)
-            sync_directory(path.parent)
-            migrate(db, migrations)
-    finally:
-        _remove_with_logs(unfinished)
-
-
-def _link_into_place(complete: Path, path: Path) -> None:
-    try:
-        os.link(complete, path)  # unlike a rename, never replaces an existing file
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
-            raise
-        complete.rename(path)  # the file system has no hard links
 
 
 def _make_private_directory(directory: Path) -> None:

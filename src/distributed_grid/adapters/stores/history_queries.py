@@ -1,41 +1,166 @@
-"""SQL over the history tables `ended`, `events` and `summaries`: reading and folding.
+"""SQL over the history tables `ended`, `events` and `summaries`: reading and folding; sums and order for every store.
 
 Only constant text of this file goes into a statement; every value is bound. Each query names its index: without
 statistics SQLite prefers the one that saves a sort, and then walks all of history for one request id.
+
+Sums are exact: integers of any size, amount times duration, never rounded. Folding in pieces gives the same as folding
+at once.
 """
 
-import sqlite3
-from collections.abc import Sequence
-from typing import Any
+from __future__ import annotations
 
-from distributed_grid.adapters.stores.rollup import (
-    DAY_MS,
-    LEASE_KIND,
-    Folded,
-    LendingKey,
-    LentTotals,
-    SummaryKey,
-    SummaryTotals,
-    add_folded,
-    add_lent,
-    end_of_prefix,
-    fold_ended,
-    fold_events,
-    lent_rows,
-    merge_totals,
-    summary_rows,
-)
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from distributed_grid.errors import Conflict
 from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow, LentRow, SummaryRow
 
+DAY_MS = 86_400_000
+LEASE_KIND = "lease"
+LAST_CHARACTER = chr(0x10FFFF)
 ENDED_COLUMNS = ", ".join(EndedRow.__struct_fields__)
 EVENT_COLUMNS = ", ".join(EventRow.__struct_fields__)
-KEY_COLUMNS = ", ".join(SummaryKey._fields)
 TOTAL_COLUMNS = "count, cpu_milli_ms, memory_byte_ms, gpu_milli_ms"
-
 INSERT_ENDED = f"INSERT INTO ended ({ENDED_COLUMNS}) VALUES ({', '.join('?' * 13)})"
 INSERT_EVENT = f"INSERT INTO events ({EVENT_COLUMNS}) VALUES ({', '.join('?' * 8)})"
-
 CLOCK_SLACK_EVENTS = 1000
+_WITHOUT_DAY = "user, node, target, 0 AS day"
+_LEASES = (
+    "SELECT {key}, cpu_milli, memory_bytes, gpu_milli, max(ended_at_ms - max(started_at_ms, ?), 0) AS ms"
+    " FROM ended INDEXED BY ended_by_time WHERE kind = ? AND ended_at_ms >= ? AND started_at_ms > 0 AND node != ''"
+)
+_SUMS = (
+    "SELECT {names}, count(*), sum(cpu_milli * ms), sum((memory_bytes >> 20) * ms),"
+    " sum((memory_bytes & 1048575) * ms), sum(gpu_milli * ms) FROM ({leases}) GROUP BY {names}"
+)
+
+
+class SummaryKey(NamedTuple):
+    """The key of one summary row."""
+
+    day: int
+    kind: str
+    user: str
+    node: str
+    reason: str
+    target: str = ""
+
+
+class SummaryTotals(NamedTuple):
+    """The totals of one summary row."""
+
+    rows: int = 0
+    cpu_milli_ms: int = 0
+    memory_byte_ms: int = 0
+    gpu_milli_ms: int = 0
+
+    def plus(self, other: SummaryTotals) -> SummaryTotals:
+        """The sum of both."""
+        return SummaryTotals(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+Folded = dict[SummaryKey, SummaryTotals]
+
+
+def fold_ended(rows: Iterable[EndedRow]) -> Folded:
+    """Sums per day, kind, user, node, reason and target."""
+    return _sum_by_key(
+        (
+            SummaryKey(row.ended_at_ms // DAY_MS, row.kind, row.user, row.node, row.reason, target=row.target),
+            _ended_totals(row),
+        )
+        for row in rows
+    )
+
+
+def fold_events(rows: Iterable[EventRow]) -> Folded:
+    """Counts per day, type, user, node and reason."""
+    return _sum_by_key(
+        (SummaryKey(row.at_ms // DAY_MS, f"event:{row.type}", row.user, row.node, row.reason), SummaryTotals(rows=1))
+        for row in rows
+    )
+
+
+def merge_totals(into: Folded, more: Folded) -> None:
+    """Add `more` to `into`."""
+    for key, totals in more.items():
+        into[key] = into.get(key, SummaryTotals()).plus(totals)
+
+
+def summary_rows(folded: Folded) -> list[SummaryRow]:
+    """The summaries in the order of their keys."""
+    return [SummaryRow(*key[:-1], *folded[key], key.target) for key in sorted(folded)]
+
+
+def _sum_by_key(parts: Iterable[tuple[SummaryKey, SummaryTotals]]) -> Folded:
+    folded: Folded = {}
+    for key, totals in parts:
+        folded[key] = folded.get(key, SummaryTotals()).plus(totals)
+    return folded
+
+
+def _ended_totals(row: EndedRow) -> SummaryTotals:
+    ran_ms = max(0, row.ended_at_ms - row.started_at_ms) if row.started_at_ms > 0 else 0
+    return SummaryTotals(1, row.cpu_milli * ran_ms, row.memory_bytes * ran_ms, row.gpu_milli * ran_ms)
+
+
+class LendingKey(NamedTuple):
+    """Borrower, lender and target of a lease; or only its day."""
+
+    user: str
+    node: str
+    target: str
+    day: int
+
+
+LentTotals = dict[LendingKey, SummaryTotals]
+
+
+def lending_key(user: str, node: str, target: str, day: int, *, by_day: bool) -> LendingKey:
+    """The key a lease is counted under."""
+    return LendingKey("", "", "", day) if by_day else LendingKey(user, node, target, 0)
+
+
+def add_lent(into: LentTotals, key: LendingKey, totals: SummaryTotals) -> None:
+    """Add the totals of some leases."""
+    into[key] = into.get(key, SummaryTotals()).plus(totals)
+
+
+def add_folded(into: LentTotals, folded: Folded, *, since_ms: int, by_day: bool) -> None:
+    """Add the summaries of days that are wholly since then; a lease that was never granted has no node."""
+    for key, totals in folded.items():
+        if key.kind == LEASE_KIND and key.node and key.day * DAY_MS >= since_ms:
+            add_lent(into, lending_key(key.user, key.node, key.target, key.day, by_day=by_day), totals)
+
+
+def lent_rows(lent: LentTotals) -> list[LentRow]:
+    """The lending totals in the order of their keys."""
+    return [LentRow(*key, *lent[key]) for key in sorted(lent)]
+
+
+def last_seq_after(events: Iterable[EventRow], last_seq: int) -> int:
+    """The number of the last event once these are stored; `Conflict` when they do not follow."""
+    for event in events:
+        if event.seq <= last_seq:
+            raise Conflict(f"event {event.seq} does not follow event {last_seq}: numbers must grow")
+        last_seq = event.seq
+    return last_seq
+
+
+def end_of_prefix(prefix: str) -> str | None:
+    """The smallest string above all that begin with `prefix`; None when there is none."""
+    stem = prefix.rstrip(LAST_CHARACTER)
+    if not stem:
+        return None
+    following = ord(stem[-1]) + 1
+    if 0xD800 <= following <= 0xDFFF:  # surrogates are not characters
+        following = 0xE000
+    return stem[:-1] + chr(following)
+
+
+KEY_COLUMNS = ", ".join(SummaryKey._fields)
+
 
 Parameter = str | int
 
@@ -118,7 +243,13 @@ def _matching_events(
     """Columns of the first or the newest events that match: of each type as many as that."""
     after_seq, since_ms = filters.get("after_seq", 0), filters.get("since_ms")
     if since_ms is not None:
-        after_seq = max(after_seq, _last_before(db, since_ms))
+        # Numbers and times grow together, since the grid's clock never goes back: older events are not scanned. The
+        # slack tolerates small exceptions.
+        (first,) = db.execute(
+            "SELECT min(seq) FROM (SELECT seq FROM events WHERE at_ms >= ? ORDER BY at_ms LIMIT ?)",
+            (since_ms, CLOCK_SLACK_EVENTS),
+        ).fetchone()
+        after_seq = max(after_seq, last_event_seq(db) if first is None else first - 1)
     subject, types = filters.get("subject"), dict.fromkeys(filters.get("types", ()))
     index = "NOT INDEXED" if not types else "INDEXED BY events_by_type"
     order = "DESC" if newest else "ASC"
@@ -138,18 +269,6 @@ def _matching_events(
     return rows
 
 
-def _last_before(db: sqlite3.Connection, since_ms: int) -> int:
-    """The event number after which events since then begin, so that older ones are not scanned.
-
-    Numbers and times grow together, since the grid's clock never goes back; the slack tolerates small exceptions.
-    """
-    (first,) = db.execute(
-        "SELECT min(seq) FROM (SELECT seq FROM events WHERE at_ms >= ? ORDER BY at_ms LIMIT ?)",
-        (since_ms, CLOCK_SLACK_EVENTS),
-    ).fetchone()
-    return last_event_seq(db) if first is None else first - 1
-
-
 def select_summaries(db: sqlite3.Connection) -> list[SummaryRow]:
     """All summaries, by key."""
     return summary_rows(_select_folded(db, "TRUE"))
@@ -161,17 +280,6 @@ def _select_folded(db: sqlite3.Connection, where: str, *values: Parameter) -> Fo
     for *key, count, cpu, memory, gpu in db.execute(sql, values):
         folded[SummaryKey(*key)] = SummaryTotals(count, int(cpu), int(memory), int(gpu))
     return folded
-
-
-_WITHOUT_DAY = "user, node, target, 0 AS day"
-_LEASES = (
-    "SELECT {key}, cpu_milli, memory_bytes, gpu_milli, max(ended_at_ms - max(started_at_ms, ?), 0) AS ms"
-    " FROM ended INDEXED BY ended_by_time WHERE kind = ? AND ended_at_ms >= ? AND started_at_ms > 0 AND node != ''"
-)
-_SUMS = (
-    "SELECT {names}, count(*), sum(cpu_milli * ms), sum((memory_bytes >> 20) * ms),"
-    " sum((memory_bytes & 1048575) * ms), sum(gpu_milli * ms) FROM ({leases}) GROUP BY {names}"
-)
 
 
 def select_lent(db: sqlite3.Connection, *, since_ms: int, by_day: bool) -> list[LentRow]:

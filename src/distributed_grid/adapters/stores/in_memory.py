@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar, Unpack
 
-from distributed_grid.adapters.stores.rollup import (
+from distributed_grid.adapters.stores.history_queries import (
     DAY_MS,
     LEASE_KIND,
     Folded,

@@ -34,23 +34,21 @@ class MinuteStore:
     def load(self, since_ms: int, until_ms: int) -> list[tuple[str, bytes]]:
         """The rows of these minutes as (node, row), oldest first; nothing where the file is new or unusable."""
         try:
-            return self._load(since_ms, until_ms)
+            db = self._open()
+            rows = db.execute(
+                "SELECT node, row FROM minutes WHERE at_ms BETWEEN ? AND ? ORDER BY at_ms, node", (since_ms, until_ms)
+            ).fetchall()
+            for node, row in rows:
+                if not isinstance(node, str) or not isinstance(row, bytes) or len(row) != self._row_bytes:
+                    raise sqlite3.DatabaseError("a row is damaged")
+            return rows
         except (sqlite3.Error, OSError) as failure:
             log.warning("%s cannot be read (%s): the history begins anew", self._path, failure)
             self.close()
             if not isinstance(failure, sqlite3.OperationalError | OSError):  # it is damaged, not out of reach
-                self._remove()
+                for suffix in ("", "-wal", "-shm"):
+                    self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
             return []
-
-    def _load(self, since_ms: int, until_ms: int) -> list[tuple[str, bytes]]:
-        db = self._open()
-        rows = db.execute(
-            "SELECT node, row FROM minutes WHERE at_ms BETWEEN ? AND ? ORDER BY at_ms, node", (since_ms, until_ms)
-        ).fetchall()
-        for node, row in rows:
-            if not isinstance(node, str) or not isinstance(row, bytes) or len(row) != self._row_bytes:
-                raise sqlite3.DatabaseError("a row is damaged")
-        return rows
 
     def write(self, rows: Iterable[tuple[int, str, bytes]], *, before_ms: int) -> bool:
         """Write rows (begin of the minute, node, row), replacing earlier ones, and delete those before that moment.
@@ -79,7 +77,3 @@ class MinuteStore:
         if self._db is None:
             self._db = open_auxiliary_file(self._path, VERSION, (_TABLE,))
         return self._db
-
-    def _remove(self) -> None:
-        for suffix in ("", "-wal", "-shm"):
-            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)

@@ -30,7 +30,7 @@ from distributed_grid.adapters.stores.database import (
     prepare_database,
     version_of,
 )
-from distributed_grid.adapters.stores.rollup import last_seq_after
+from distributed_grid.adapters.stores.history_queries import last_seq_after
 from distributed_grid.adapters.stores.space_reserve import SpaceReserve
 from distributed_grid.errors import StoreFailed, StoreRefused
 from distributed_grid.ports import (
@@ -170,7 +170,10 @@ class SqliteStore:
             self._file = _identity(path)
             self._reserve = SpaceReserve(path)
             try:
-                self._check_writable()
+                # One small durable write, so that a full or failing disk is reported at start.
+                with self._writer as db:
+                    db.execute("BEGIN IMMEDIATE")
+                    db.execute("UPDATE marks SET value = value + 1 WHERE name = 'times_opened'")
                 self._readers.append(connect(path, writable=False))
                 self._last_event_seq = history_queries.last_event_seq(self._writer)
             except sqlite3.Error:
@@ -340,9 +343,3 @@ class SqliteStore:
                 # The pragma frees one page per step, and only a script is stepped to its end.
                 self._writer.executescript(f"PRAGMA incremental_vacuum({pages})")
             return bool(pages > 0)
-
-    def _check_writable(self) -> None:
-        """One small durable write, so that a full or failing disk is reported at start."""
-        with self._writer as db:
-            db.execute("BEGIN IMMEDIATE")
-            db.execute("UPDATE marks SET value = value + 1 WHERE name = 'times_opened'")

@@ -88,9 +88,11 @@ class TaskHistory:
                 " DO UPDATE SET last_at_ms = max(last_at_ms, excluded.last_at_ms) RETURNING id",
                 (run.user, run.key, run.ended_at_ms),
             ).fetchone()
+            features = struct.pack(f"<{len(run.features)}d", *run.features)
+            numbers = (run.input_bytes, run.memory_bytes, run.cpu_ms, run.run_ms, run.gpu_memory_bytes, run.ended_at_ms)
             stored = db.execute(
                 f"INSERT OR IGNORE INTO runs (type_id, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (type_id, *_row_of(run)),
+                (type_id, *(f"{run.user}/{run.task_id}", run.attempt, features, *numbers, int(run.is_lower_bound))),
             )
             if stored.rowcount:
                 new.append(run)
@@ -172,7 +174,10 @@ class TaskHistory:
     def _attempt(self, step: Callable[[sqlite3.Connection], T], otherwise: T, consequence: str) -> T:
         """The result of a step in a transaction of its own; `otherwise` where the file fails."""
         try:
-            with self._open() as db:
+            if self._db is None:
+                journal = f"PRAGMA journal_size_limit = {MAX_JOURNAL_BYTES}"
+                self._db = open_auxiliary_file(self._path, VERSION, (journal, *_TABLES.split(";")))
+            with self._db as db:
                 found = step(db)
         except (sqlite3.Error, OSError, struct.error, msgspec.DecodeError) as failure:
             is_damaged = not isinstance(failure, sqlite3.OperationalError | OSError)
@@ -181,25 +186,16 @@ class TaskHistory:
             self._is_broken = True
             self.close()
             if is_damaged:
-                self._set_aside()
+                # Move a damaged file away; its journal belongs to nothing any more.
+                try:
+                    self._path.replace(self._path.with_name(f"{self._path.name}.damaged"))
+                    for suffix in ("-wal", "-shm"):
+                        self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+                except OSError:
+                    pass
             return otherwise
         self._is_broken = False
         return found
-
-    def _open(self) -> sqlite3.Connection:
-        if self._db is None:
-            journal = f"PRAGMA journal_size_limit = {MAX_JOURNAL_BYTES}"
-            self._db = open_auxiliary_file(self._path, VERSION, (journal, *_TABLES.split(";")))
-        return self._db
-
-    def _set_aside(self) -> None:
-        """Move a damaged file away; its journal belongs to nothing any more."""
-        try:
-            self._path.replace(self._path.with_name(f"{self._path.name}.damaged"))
-            for suffix in ("-wal", "-shm"):
-                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        except OSError:
-            pass
 
 
 def _fold(db: sqlite3.Connection, before_ms: int) -> int:
@@ -234,12 +230,6 @@ def _forget_types(db: sqlite3.Connection) -> int:
     for table, column in (("runs", "type_id"), ("summaries", "type_id"), ("peaks", "type_id"), ("types", "id")):
         db.executemany(f"DELETE FROM {table} WHERE {column} = ?", oldest)
     return len(oldest)
-
-
-def _row_of(run: TaskRun) -> tuple[object, ...]:
-    features = struct.pack(f"<{len(run.features)}d", *run.features)
-    numbers = (run.input_bytes, run.memory_bytes, run.cpu_ms, run.run_ms, run.gpu_memory_bytes, run.ended_at_ms)
-    return (f"{run.user}/{run.task_id}", run.attempt, features, *numbers, int(run.is_lower_bound))
 
 
 def _run_of(user: str, key: str, row: Sequence[Any]) -> TaskRun:

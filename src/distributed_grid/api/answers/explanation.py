@@ -52,7 +52,7 @@ class WaitingRow(Answer, frozen=True, kw_only=True):
 
     since: str | None
     waited_seconds: float
-    ending: list[QueuedRequest] = field(name="for")  # leases that have to end first, where its placement is decided
+    for_: list[QueuedRequest] = field(name="for")  # leases that have to end first, where its placement is decided
     gives_up_at: str | None = None
     position: int | None = None
     of: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import field
+
 from distributed_grid.api.answers.common import Answer, Viewer
 from distributed_grid.domain.blocks import Block
 
@@ -55,7 +57,7 @@ class BlockPlace(Answer, frozen=True, kw_only=True):
     """Place of a copy, with its ticket; without an address if it cannot be used at present."""
 
     node: str
-    copy: str
+    copy_: str = field(name="copy")
     on_disk: bool
     host: str = ""
     port: int = 0

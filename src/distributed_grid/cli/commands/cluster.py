@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Literal, cast
 
 from distributed_grid.cli.command_line import Argument, IntRange, Option, command, group
 from distributed_grid.cli.output import (
@@ -22,7 +22,13 @@ from distributed_grid.cli.output import (
     terminal_width,
 )
 from distributed_grid.cli.session import CliSession
+from distributed_grid.client.conversation import present
 from distributed_grid.errors import BadInput
+
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.cluster import ClusterEnvironment, ClusterMachines, NodeResults, RayStatus
+    from distributed_grid.api.answers.nodes import NodeRow, NodeStep
+    from distributed_grid.client.operations import ManageClusterFields
 
 INHERITED_VARIABLES = (
     *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONFIG_FILE", "PIP_CERT"),
@@ -35,7 +41,8 @@ USE_FAR_RAY = 'for Ray programs, in each new shell: eval "$(grid cluster env)"; 
 """Where Ray's head is another machine: programs may have to use Ray Client, which `ray status` cannot."""
 USE_LATER = 'for Ray programs, once the ports of its head are forwarded, in each new shell: eval "$(grid cluster env)"'
 ENTER_DASHBOARD = '; the dashboard\'s token: cat "$RAY_AUTH_TOKEN_PATH"'
-Show = Callable[[str, str], None]
+Show = Callable[["NodeStep"], None]
+Verb = Literal["install", "start", "stop", "status", "env"]
 _names = Argument("nodes", nargs=-1, metavar="[NODE]...")
 _discard_results = Option("--discard-results", is_flag=True, help="Also remove results that were never fetched.")
 
@@ -51,16 +58,19 @@ def cluster() -> None:
 )
 def install(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
     """Put the package on the nodes. They need Python 3.11 and SSH, but no internet."""
-    return _run(session, "manage_cluster", **_selection("install", nodes), ray=ray)
+    with _steps(session) as show:
+        answer = session.ask.manage_cluster(show, **_selection("install", nodes, ray=ray))
+    return _print_results(session, answer)
 
 
 @cluster.command(_names, Option("--ray", is_flag=True, help="Start Ray, too, the head first (docs/guide/ray.md)."))
 def start(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
     """Start the agents, and install the package first where this version is missing."""
-    code = _run(session, "manage_cluster", **_selection("start", nodes), ray=ray)
+    with _steps(session) as show:
+        answer = session.ask.manage_cluster(show, **_selection("start", nodes, ray=ray))
+    code = _print_results(session, answer)
     if ray and not code and not session.json:
-        view = session.stream_steps("manage_cluster", _show_nothing, query_only=True, **_selection("status", ()))
-        echo(ray_hint(view["ray"]))
+        echo(ray_hint(_machines(session).ray))
     return code
 
 
@@ -74,31 +84,33 @@ def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool, 
     """Stop the agents; jobs get notice and go back into the queue. No process is left behind."""
     if discard_results and not purge:
         raise BadInput("--discard-results needs --purge: without it no file is removed")
-    options = {"force": force, "purge": purge, "discard_results": discard_results}
-    return _run(session, "manage_cluster", **_selection("stop", nodes), **options)
+    with _steps(session) as show, session.client(any_config=True) as client:
+        selection = _selection("stop", nodes, force=force, purge=purge, discard_results=discard_results)
+        answer = client.manage_cluster(show, **selection)
+    return _print_results(session, answer)
 
 
 @cluster.command(_names)
 def status(session: CliSession, nodes: tuple[str, ...]) -> None:
     """Each node: its state and link, its free and lent resources, its versions, and the reasons why it lends no
     more."""
-    view = session.stream_steps("manage_cluster", _show_nothing, query_only=True, **_selection("status", nodes))
-    found, ray = view["nodes"], view["ray"]
+    machines = _machines(session, nodes)
+    ray = machines.ray
     rows = [
         (
-            row["node_id"],
-            row["address"],
-            node_state(row),
-            row["link"],
-            *free_and_lent(row),
-            row["jobs"],
-            row["version"],
-            row["python"],
-            row["ray"]["state"] if row["ray"] else None,
-            None if row["seconds_since_heard"] is None else f"{row['seconds_since_heard']:.1f} s ago",
-            "; ".join([*([row["detail"]] if row["detail"] else []), *row["keeps"]]),
+            node.node_id,
+            node.address,
+            node_state(node),
+            node.link,
+            *free_and_lent(cast("NodeRow", node)),
+            node.jobs,
+            node.version,
+            node.python,
+            node.ray.state if node.ray else None,
+            None if node.seconds_since_heard is None else f"{node.seconds_since_heard:.1f} s ago",
+            "; ".join([*([node.detail] if node.detail else []), *(present(node.keeps) or ())]),
         )
-        for row in found
+        for node in machines.nodes
     ]
     headings = (
         *("NODE", "ADDRESS", "STATE", "LINK", *FREE_AND_LENT, "JOBS"),
@@ -108,12 +120,12 @@ def status(session: CliSession, nodes: tuple[str, ...]) -> None:
     if ray is None:
         ray_lines = []
     else:
-        lines = [f"Ray: {ray['address']}, {'with a token' if ray['authenticated'] else 'without a token'}"]
-        lines.append(f"  dashboard  {printable(ray['dashboard'])}")
-        lines.append(f"  client     {printable(ray['client'])}")
+        lines = [f"Ray: {ray.address}, {'with a token' if ray.authenticated else 'without a token'}"]
+        lines.append(f"  dashboard  {printable(ray.dashboard)}")
+        lines.append(f"  client     {printable(ray.client)}")
         lines.append(f"  {ray_hint(ray)}; on a node: grid cluster env NODE")
-        ray_lines = [*lines, f"  RISK: {ray['risk']}"] if ray["risk"] else lines
-    print_answer(session, found, "\n".join([shown, *ray_lines]))
+        ray_lines = [*lines, f"  RISK: {ray.risk}"] if ray.risk else lines
+    print_answer(session, machines.nodes, "\n".join([shown, *ray_lines]))
 
 
 @cluster.command(Argument("node", required=False))
@@ -126,10 +138,9 @@ def env(session: CliSession, node: str | None) -> None:
     \b
     $ eval "$(grid cluster env)"
     """
-    view = session.stream_steps(
-        "manage_cluster", _show_nothing, query_only=True, **_selection("env", (node,) if node else ())
-    )
-    environ = view["environ"]
+    selection = _selection("env", (node,) if node else ())
+    answer = cast("ClusterEnvironment", session.query.manage_cluster(_ignore_step, **selection))
+    environ, head = answer.environ, answer.ray.head if answer.ray else None
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environ.items())]
     if node:
         path = os.path.dirname(environ.get("GRID_RAY_PYTHON", ""))
@@ -139,8 +150,8 @@ def env(session: CliSession, node: str | None) -> None:
         path = path if not is_known and os.path.exists(os.path.join(path, "ray")) else ""
     if path:
         lines.append(f'export PATH={shlex.quote(path)}:"$PATH"')
-    if environ["RAY_ADDRESS"].startswith("ray://") and view["ray"]["head"]:
-        lines.append(f"# ray status needs another address here: ray status --address {view['ray']['head']}")
+    if environ["RAY_ADDRESS"].startswith("ray://") and head:
+        lines.append(f"# ray status needs another address here: ray status --address {head}")
     print_answer(session, environ, "\n".join(lines))
 
 
@@ -151,8 +162,11 @@ def attach(session: CliSession, address: str) -> int:
     ADDRESS is `auto` (a Ray on this machine), HOST:PORT (where this machine is a node of it), or ray://HOST:10001. Its
     token is found as Ray finds it: $RAY_AUTH_TOKEN, $RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token.
     """
-    options = {"address": address, "token": _ray_token(), "environ": _inherited_variables()}
-    return _run(session, "attach_ray", **options)
+    with _steps(session) as show:
+        answer = session.ask.attach_ray(show, address=address, token=_ray_token(), environ=_inherited_variables())
+    for warning in answer.warnings:
+        echo(f"RISK: {printable(warning)}", err=True)
+    return _print_results(session, answer)
 
 
 @cluster.command(
@@ -164,18 +178,22 @@ def detach(session: CliSession, force: bool, discard_results: bool) -> int:
 
     Refused while results of jobs on its nodes were not fetched.
     """
-    return _run(session, "detach_ray", force=force, discard_results=discard_results)
+    with _steps(session) as show:
+        answer = session.ask.detach_ray(show, force=force, discard_results=discard_results)
+    return _print_results(session, answer)
 
 
-def _run(session: CliSession, op: str, **options: Any) -> int:
-    """Run an operation on nodes, show its steps and the result of each node; 1 when any failed."""
-    with _progress(session) as show:
-        last = session.stream_steps(op, show, any_config=options.get("verb") == "stop", **options)
-    for warning in last.get("warnings", ()):
-        echo(f"RISK: {printable(warning)}", err=True)
-    rows = [(row["node_id"], "done" if row["ok"] else "FAILED", row["detail"]) for row in last["results"]]
-    print_answer(session, last["results"], table(("NODE", "RESULT", "DETAIL"), rows, empty="no nodes"))
-    return 0 if all(row["ok"] for row in last["results"]) else 1
+def _print_results(session: CliSession, answer: object) -> int:
+    """Print the result of each node; 1 when any failed."""
+    results = cast("NodeResults", answer).results
+    rows = [(result.node_id, "done" if result.ok else "FAILED", result.detail) for result in results]
+    print_answer(session, results, table(("NODE", "RESULT", "DETAIL"), rows, empty="no nodes"))
+    return 0 if all(result.ok for result in results) else 1
+
+
+def _machines(session: CliSession, nodes: tuple[str, ...] = ()) -> ClusterMachines:
+    """The machines of the cluster, by the answer to `grid cluster status`."""
+    return cast("ClusterMachines", session.query.manage_cluster(_ignore_step, **_selection("status", nodes)))
 
 
 def _ray_token() -> str:
@@ -192,37 +210,53 @@ def _ray_token() -> str:
         return ""
 
 
-def ray_hint(ray: dict[str, Any] | None) -> str:
+def ray_hint(ray: RayStatus | None) -> str:
     """Commands to type on this machine to use the grid's Ray and to enter its dashboard."""
     if ray is None:
         return USE_RAY
-    far = USE_FAR_RAY.format(head=printable(ray["head"])) if ray["head"] else USE_LATER
-    hint = USE_RAY if ray["head"] == ray["address"] else far
-    return hint + ENTER_DASHBOARD if ray["authenticated"] and ray["dashboard"] else hint
+    far = USE_FAR_RAY.format(head=printable(ray.head)) if ray.head else USE_LATER
+    hint = USE_RAY if ray.head == ray.address else far
+    return hint + ENTER_DASHBOARD if ray.authenticated and ray.dashboard else hint
 
 
-def _selection(verb: str, nodes: tuple[str, ...]) -> dict[str, Any]:
+def _selection(
+    verb: Verb,
+    nodes: tuple[str, ...],
+    *,
+    force: bool = False,
+    purge: bool = False,
+    discard_results: bool = False,
+    ray: bool = False,
+) -> ManageClusterFields:
     """Fields of every request about nodes: the operation, the nodes, and parts of the caller's environment."""
-    auth_sock = os.environ.get("SSH_AUTH_SOCK", "")
-    return {"verb": verb, "nodes": nodes, "auth_sock": auth_sock, "environ": _inherited_variables()}
+    return {
+        "verb": verb,
+        "nodes": nodes,
+        "force": force,
+        "purge": purge,
+        "discard_results": discard_results,
+        "ray": ray,
+        "auth_sock": os.environ.get("SSH_AUTH_SOCK", ""),
+        "environ": _inherited_variables(),
+    }
 
 
 def _inherited_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in INHERITED_VARIABLES if os.environ.get(name)}
 
 
-def _show_nothing(node: str, step: str) -> None:
+def _ignore_step(step: NodeStep) -> None:
     pass
 
 
 @contextmanager
-def _progress(session: CliSession) -> Iterator[Show]:
+def _steps(session: CliSession) -> Iterator[Show]:
     """Display of steps: one live line per node on a terminal, else one plain line per step."""
     if session.json:
-        yield _show_nothing
+        yield _ignore_step
         return
     if not sys.stdout.isatty():
-        yield lambda node, step: echo(f"{node}: {printable(step)}")
+        yield lambda step: echo(f"{step.node_id}: {printable(step.step)}")
         return
     from rich.live import Live
     from rich.spinner import Spinner
@@ -239,8 +273,8 @@ def _progress(session: CliSession) -> Iterator[Show]:
 
     with Live(drawn(), transient=True, refresh_per_second=8) as live:
 
-        def show(node: str, step: str) -> None:
-            steps[node] = step
+        def show(step: NodeStep) -> None:
+            steps[step.node_id] = step.step
             live.update(drawn())
 
         yield show

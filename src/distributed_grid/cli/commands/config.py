@@ -81,7 +81,7 @@ def show(session: CliSession, path: str | None) -> None:
     from distributed_grid.config.yaml_document import render
 
     if path is None and session.config is None:
-        shown = session.query("get_config")["config"]
+        shown = json.loads(json.dumps(session.query.get_config().config))  # YAML knows no records
     else:
         shown = named_config(_chosen(session, path)).as_dict()
     print_answer(session, shown, render(shown))

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from distributed_grid.api.framing import STDERR, STDOUT
@@ -33,6 +33,8 @@ from distributed_grid.cli.output import (
 )
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import Part
+from distributed_grid.client.operations import Operations
 from distributed_grid.errors import BadInput, NotFound
 from distributed_grid.number_text import counted
 
@@ -167,11 +169,17 @@ def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> No
     """The output of a job: its stdout on stdout, its stderr on stderr."""
     seen, notices = {STDOUT: 0, STDERR: 0}, NoticePrinter()
 
-    def position() -> dict[str, Any]:
-        place = {"stdout_seen": seen[STDOUT], "stderr_seen": seen[STDERR], "notices_seen": notices.seen}
-        return {"job_id": job_id, "follow": follow, "tail_bytes": tail, **place}
+    def read_on(client: Operations) -> Iterator[tuple[bytes, Part]]:
+        return client.read_logs(
+            job_id=job_id,
+            follow=follow,
+            tail_bytes=tail,
+            stdout_seen=seen[STDOUT],
+            stderr_seen=seen[STDERR],
+            notices_seen=notices.seen,
+        )
 
-    for kind, part in session.follow("read_logs", position, reconnect=follow and tail is None, query_only=True):
+    for kind, part in session.follow(read_on, reconnect=follow and tail is None, query_only=True):
         if isinstance(part, bytes):
             seen[kind] += len(part)
             write_output(kind, part)

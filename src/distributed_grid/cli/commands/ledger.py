@@ -117,7 +117,9 @@ def events(
             after = _show_part(session, filters, None, may_start=False)
         options = {"limit": limit or PAGE_EVENTS, "after": after, **filters}
         # Goes on with the events of the next control plane.
-        following = session.follow("list_events", lambda: {**options, "follow": True}, query_only=True, may_start=False)
+        following = session.follow(
+            lambda client: client.list_events(**options, follow=True), query_only=True, may_start=False
+        )
         for _, event in following:
             assert isinstance(event, dict)
             if "seq" in event:
@@ -154,7 +156,7 @@ def _show_part(session: CliSession, filters: dict[str, Any], after: int | None, 
 
 
 def _page(client: Client, **options: Any) -> list[dict[str, Any]]:
-    parts = [part for _, part in client.stream("list_events", **options)]
+    parts = [part for _, part in client.list_events(**options)]
     return [part for part in parts if isinstance(part, dict) and "seq" in part]
 
 

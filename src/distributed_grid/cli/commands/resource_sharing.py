@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.cli.command_line import Argument, Option, group
 from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, release_text, request_boost, use_text
@@ -12,6 +12,9 @@ from distributed_grid.cli.output import echo, format_unused_borrowing, named_in_
 from distributed_grid.cli.request_options import lending_options, wait_option
 from distributed_grid.cli.session import CliSession
 from distributed_grid.number_text import counted, plain_number
+
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.nodes import NodeStep
 
 MAX_NODES = 5  # how many nodes a note names
 USED = {"cpu": "CPU", "memory": "memory", "gpu": "GPUs"}
@@ -87,14 +90,13 @@ def cooldown(session: CliSession, node: str, off: bool, wait: float) -> None:
     Jobs there get notice and go back into the queue; boosts end.
     """
 
-    def show(name: str, step: str) -> None:
+    def show(step: NodeStep) -> None:
         if not session.json:
-            echo(printable(f"{name}: {step}"), err=True)
+            echo(printable(f"{step.node_id}: {step.step}"), err=True)
 
-    last = session.stream_steps("drain_node", show, node=node, off=off, wait_seconds=wait)
-    last.pop("done", None)
-    given = f", {counted(last['given_back'], 'lease')} given back" if last["given_back"] else ""
-    print_answer(session, last, printable(f"{node}: {last['detail']}{given}"))
+    answer = session.ask.drain_node(show, node=node, off=off, wait_seconds=wait)
+    given = f", {counted(answer.given_back, 'lease')} given back" if answer.given_back else ""
+    print_answer(session, answer, printable(f"{node}: {answer.detail}{given}"))
 
 
 def sharing_notes(found: dict[str, Any], sharing: dict[str, Any], levels: dict[str, dict[str, float]]) -> list[str]:

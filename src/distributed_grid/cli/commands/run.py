@@ -8,7 +8,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -29,6 +29,7 @@ from distributed_grid.cli.session import CliSession
 from distributed_grid.cli.signals import HangupWatch, handled_signals, raise_keyboard_interrupt
 from distributed_grid.cli.standard_streams import HANGUP_EXIT_CODE, HungUp, OutputFailed, flush_standard_streams
 from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import Part
 from distributed_grid.client.job_payload import (
     caller_environment,
     check_command,
@@ -36,6 +37,7 @@ from distributed_grid.client.job_payload import (
     require_utf8,
     upload_workdir,
 )
+from distributed_grid.client.operations import Operations
 from distributed_grid.errors import BadInput, GridError, TimedOut
 
 WAIT_SECONDS = 300.0
@@ -340,11 +342,16 @@ class JobFollower:
         self._session.call("cancel_job", job_id=self._uid)
 
     def _stream_output(self) -> int:
-        def position() -> dict[str, Any]:
-            seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
-            return {"job_id": self._uid, "follow": True, "notices_seen": self._notices.seen, **seen}
+        def read_on(client: Operations) -> Iterator[tuple[bytes, Part]]:
+            return client.read_logs(
+                job_id=self._uid,
+                follow=True,
+                stdout_seen=self._seen[STDOUT],
+                stderr_seen=self._seen[STDERR],
+                notices_seen=self._notices.seen,
+            )
 
-        for kind, part in self._session.follow("read_logs", position):
+        for kind, part in self._session.follow(read_on):
             if isinstance(part, bytes):
                 self._seen[kind] += len(part)
                 if not self._output_closed:

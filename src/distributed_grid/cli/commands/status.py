@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from distributed_grid.cli.command_line import Option, command
 from distributed_grid.cli.output import (
@@ -25,6 +25,9 @@ from distributed_grid.cli.output import (
 )
 from distributed_grid.cli.session import CliSession
 from distributed_grid.number_text import plain_number
+
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.nodes import NodeRow
 
 MAX_ROWS = 10
 MAX_NAMED = 5  # number of stopped nodes that are named
@@ -132,7 +135,7 @@ def _more(left_out: int, advice: str, totals: str = "") -> str:
 
 
 def _state(node: dict[str, Any]) -> str:
-    return "degraded" if node["degraded"] and not node["cooling"] else node_state(node)
+    return "degraded" if node["degraded"] and not node["cooling"] else node_state(cast("NodeRow", node))
 
 
 def _jobs(jobs: list[dict[str, Any]], states: dict[str, int], max_rows: int, width: int) -> str:

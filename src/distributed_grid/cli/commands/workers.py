@@ -60,7 +60,7 @@ def create(
         echo(plan_text(plan))
         if not confirm("start them?"):
             raise Refused("nothing was started")
-    made = session.call("create_workers", **asked)
+    made: dict[str, Any] = session.call("create_workers", **asked)
     if not session.json:
         echo(started_text(made))
     if wait:
@@ -184,7 +184,7 @@ def terminate(
 ) -> None:
     """End workers. Each is listed, and costs, until its provider has proven it gone."""
     options = {"force": force, "discard_results": discard_results}
-    found = session.call("terminate_workers", worker_ids=list(worker_ids), **options)
+    found: dict[str, Any] = session.call("terminate_workers", worker_ids=list(worker_ids), **options)
     deadline = time.monotonic() + wait
     while wait and any(worker["state"] != "gone" for worker in found["workers"]):
         if time.monotonic() > deadline:

@@ -101,22 +101,22 @@ class Admission:
         address = await self._advertise()
         return JoinToken(address.addresses, address.fingerprint, token_id, secret).text()
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def list_tokens(self, op: requests.ListTokens, caller: Caller) -> dict[str, Any]:
         now = self.tokens.now_ms()
         return {"tokens": [token_view(token, now) for token in self.tokens.tokens()]}
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def list_join_tokens(self, op: requests.ListJoinTokens, caller: Caller) -> dict[str, Any]:
         now = self.tokens.now_ms()
         return {"join_tokens": [grant_view(grant, now) for grant in self.tokens.grants()]}
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def revoke_token(self, op: requests.RevokeToken, caller: Caller) -> dict[str, Any]:
         token = await asyncio.to_thread(self.tokens.revoke, op.token_id)
         return {"token": token_view(token, self.tokens.now_ms())}
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def revoke_join_token(self, op: requests.RevokeJoinToken, caller: Caller) -> dict[str, Any]:
         return {"join_token": grant_view(await self.revoke_join(op.token_id), self.tokens.now_ms())}
 

@@ -107,9 +107,44 @@ class AgentWebSocket(asyncio.Protocol):
         self._socket.receive_data(data)
         for event in self._socket.events_received():
             if isinstance(event, Request):
-                self._upgrade(event)
+                try:
+                    headers = {name.lower(): value for name, value in event.headers.raw_items()}
+                    node = self._admit(event.path, headers)
+                except (WebSocketException, ValueError):
+                    node = None
+                if node is None:
+                    self._socket.send_response(self._socket.reject(http.HTTPStatus.UNAUTHORIZED, "not known here\n"))
+                    continue
+                self._node = node
+                self._socket.send_response(self._socket.accept(event))
+                if self._on_admitted is not None:
+                    self._on_admitted(self)
             elif isinstance(event, Frame):
-                self._on_frame(event)
+                if event.opcode in (Opcode.PING, Opcode.PONG, Opcode.CLOSE):
+                    continue
+                if event.opcode is Opcode.TEXT:
+                    self._refuse("agents speak binary messages")
+                    continue
+                self._parts.append(bytes(event.data))
+                if not event.fin:
+                    continue
+                content, self._parts = b"".join(self._parts), []
+                try:
+                    if not self._greeted:
+                        check_greeting(content, mine="this control plane", theirs=f"the agent of {self._node}")
+                    message = decode_from_agent(content)
+                    if isinstance(message, AgentHello) is self._greeted:
+                        raise ProtocolError("an agent greets once, and first of all")
+                    if not self._greeted:
+                        assert isinstance(message, AgentHello)
+                        if message.node != self._node:
+                            raise ProtocolError(f"this connection is {self._node}'s, not {message.node[:60]}'s")
+                        self._greeted = True
+                        if self._deadline is not None:
+                            self._deadline.cancel()
+                    self._agents.received(message, self)
+                except ProtocolError as broken:
+                    self._refuse(str(broken))
         self._flush()
 
     def eof_received(self) -> None:
@@ -150,47 +185,6 @@ class AgentWebSocket(asyncio.Protocol):
                 return
         if self._socket.state is State.CLOSED:
             self._transport.close()
-
-    def _upgrade(self, request: Request) -> None:
-        try:
-            headers = {name.lower(): value for name, value in request.headers.raw_items()}
-            node = self._admit(request.path, headers)
-        except (WebSocketException, ValueError):
-            node = None
-        if node is None:
-            self._socket.send_response(self._socket.reject(http.HTTPStatus.UNAUTHORIZED, "not known here\n"))
-            return
-        self._node = node
-        self._socket.send_response(self._socket.accept(request))
-        if self._on_admitted is not None:
-            self._on_admitted(self)
-
-    def _on_frame(self, frame: Frame) -> None:
-        if frame.opcode in (Opcode.PING, Opcode.PONG, Opcode.CLOSE):
-            return
-        if frame.opcode is Opcode.TEXT:
-            self._refuse("agents speak binary messages")
-            return
-        self._parts.append(bytes(frame.data))
-        if not frame.fin:
-            return
-        data, self._parts = b"".join(self._parts), []
-        try:
-            if not self._greeted:
-                check_greeting(data, mine="this control plane", theirs=f"the agent of {self._node}")
-            message = decode_from_agent(data)
-            if isinstance(message, AgentHello) is self._greeted:
-                raise ProtocolError("an agent greets once, and first of all")
-            if not self._greeted:
-                assert isinstance(message, AgentHello)
-                if message.node != self._node:
-                    raise ProtocolError(f"this connection is {self._node}'s, not {message.node[:60]}'s")
-                self._greeted = True
-                if self._deadline is not None:
-                    self._deadline.cancel()
-            self._agents.received(message, self)
-        except ProtocolError as broken:
-            self._refuse(str(broken))
 
     def _refuse(self, message: str) -> None:
         self._agents.rejected(message[:1000], self)

@@ -89,15 +89,7 @@ class AutoOffloader:
             readings = await self._monitor.readings(AHEAD_MS if lenders else 0, only=lenders) if is_on else ()
             ids = tuple(f"{MOVE_PREFIX}{secrets.token_hex(6)}" for _ in range(MAX_MOVES_PER_LOOK if is_on else 0))
             await self._grid.handle(OffloadPressureRead(readings, self.rules, self.offload, ids))
-        await self._send_alerts()
-
-    def _what_is_needed(self, ledger: Ledger, now: int) -> tuple[bool, bool, frozenset[str]]:
-        """Whether it is on, whether a node is degraded, and the nodes with blocks that could leave in time."""
-        is_on = self.rules is not None and is_enabled(ledger, self.offload)
-        return is_on, bool(ledger.degraded), frozenset(ledger.blocks_at)
-
-    async def _send_alerts(self) -> None:
-        """Alert of what is new since the last evaluation; what was so at the start of the control plane is known."""
+        # Alert of what is new since the last evaluation; what was so at the start of the control plane is known.
         now, degraded, stopped = await self._grid.read(
             lambda ledger, now: (
                 now,
@@ -116,3 +108,8 @@ class AutoOffloader:
             self._alert(Alert("auto_offload", "auto_offload", True, 1.0, 1.0, now, stopped))
         elif before and not stopped:
             self._alert(Alert("auto_offload", "auto_offload", False, 0.0, 1.0, now, "automatic offloading goes on"))
+
+    def _what_is_needed(self, ledger: Ledger, now: int) -> tuple[bool, bool, frozenset[str]]:
+        """Whether it is on, whether a node is degraded, and the nodes with blocks that could leave in time."""
+        is_on = self.rules is not None and is_enabled(ledger, self.offload)
+        return is_on, bool(ledger.degraded), frozenset(ledger.blocks_at)

@@ -1,29 +1,56 @@
-"""Reconciler of moves: performs what they call for, again and again until it is reported done.
+"""Reconciler of moves: ships the files of originals, and brings results back, until the ledger has their report.
 
-Orders go to the agents of the sources; files are shipped and results brought here. What has failed for good ends the
-move, and leaves the original as it was; what may pass by itself is tried again.
+Orders go to the agents of the sources. A failure that stays ends the move, and leaves the original as it was; one that
+may pass is tried again.
+
+A directory that is still written to is shipped without the files that change meanwhile: the next difference has them.
+A directory that stands still is shipped whole, or not at all. Stored content is not sent again.
+
+Results are the differences from the directory that the job began with, and its output. The job's output on descriptors
+1 and 2 replaces the files that the original wrote by them, or is appended where the original appended. If both are one
+file, all of 1 precedes all of 2.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
+from msgspec import Struct
+
+from distributed_grid.agent.files.job_dir import STDERR, STDOUT
+from distributed_grid.control.agent_files import AttemptFiles, AttemptOutputFile, in_work
 from distributed_grid.control.agent_messages import move_order
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.events import Event, MoveFailed, MoveFilesSettled, MoveResultsBrought, MoveShipped
+from distributed_grid.domain.jobs import Attempt
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.moves import Move
+from distributed_grid.domain.moves import Move, MovedProcess
+from distributed_grid.domain.processes import StreamKind
 from distributed_grid.domain.states import MoveState, NodeState
-from distributed_grid.errors import GridError, NotFound, Unreachable
+from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, Unreachable
 from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, move_effects
-from distributed_grid.server.offloading.move_files import ResultCollector, ShippedTree, ship_tree
-from distributed_grid.trees.content_store import ContentStore
+from distributed_grid.server.workers.output_collector import dropped_message
+from distributed_grid.trees import manifest as manifests
+from distributed_grid.trees.content_store import ContentMissing, ContentStore
+from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, manifest_of
+from distributed_grid.trees.paths import display_path, leads_outside, split_path, to_bytes, to_text
 from distributed_grid.wire import MoveReport
 
+CHUNK_BYTES = 4 * 1024 * 1024
+FILES_AT_ONCE = 8
+Read = Callable[[bytes, int, int], Coroutine[Any, Any, bytes]]
+"""Reads a file of the directory: its name, from where on, and how much at most."""
+MAX_LEFT_OUT = 20
+"""Files that were not shipped and that a move names."""
+MAX_OUTPUT_BYTES = manifests.LIMIT_BYTES
+STREAM_NAMES = {1: STDOUT.encode(), 2: STDERR.encode()}
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 0.2
 OPEN_SECONDS = 20.0
@@ -32,6 +59,206 @@ MAX_ROUNDS = 3
 SMALL_BYTES = 1024 * 1024
 """A round of shipping ahead that brings less than this is the last; the rest is shipped while nothing moves there."""
 log = logging.getLogger(__name__)
+
+
+class ShippedTree(Struct, frozen=True):
+    """A directory that is in the store; `new_bytes` were sent, `changing` files were left out. `left_out` names files
+    that look like secrets or cannot be read, with the reason."""
+
+    manifest: Manifest
+    digest: str
+    new_bytes: int
+    changing: int = 0
+    left_out: tuple[str, ...] = ()
+
+
+class _ChangedMeanwhile(Exception):
+    """A file is not what it was when it was listed."""
+
+
+async def ship_tree(store: ContentStore, found: AttemptOutputFile, read: Read, *, still: bool) -> ShippedTree:
+    """Store what a directory holds, and its manifest. With `still` nothing may change meanwhile: NotFound where it
+    does. BadInput where it is too large, or has a link that leads outside."""
+    tree = manifest_of(found.entries)
+    links = {to_bytes(entry.path): to_bytes(entry.target) for entry in tree.entries if entry.kind == "link"}
+    for path, target in links.items():
+        if leads_outside(path, links):
+            shown = f"{display_path(path)} -> {display_path(target)}"
+            raise BadInput(f"the link {shown} leads outside the working directory, which cannot be shipped with it")
+    manifests.check(tree, limit_bytes=manifests.LIMIT_BYTES, limit_files=manifests.LIMIT_FILES)
+    missing = set(await asyncio.to_thread(store.missing, tree.contents()))
+    wanted = {entry.digest: entry for entry in tree.entries if entry.digest in missing}
+    changed: set[str] = set()
+    slots = asyncio.Semaphore(FILES_AT_ONCE)
+
+    async def fetch(entry: ManifestEntry) -> None:
+        async with slots:
+            try:
+                with store.writer(digest=entry.digest, size=entry.size) as writer:
+                    at = 0
+                    while at < entry.size:
+                        data = await read(in_work(entry), at, min(CHUNK_BYTES, entry.size - at))
+                        if not data:
+                            raise _ChangedMeanwhile("it became shorter")
+                        await asyncio.to_thread(writer.write, data)
+                        at += len(data)
+                    try:
+                        await asyncio.to_thread(writer.finish)
+                    except ProtocolError:
+                        raise _ChangedMeanwhile("its content is another") from None
+            except (NotFound, _ChangedMeanwhile) as failure:
+                if still:
+                    name = display_path(entry.path)
+                    raise NotFound(f"{name} changed though its process stood still: {failure}") from None
+                changed.add(entry.digest)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for entry in wanted.values():
+                group.create_task(fetch(entry))
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    new_bytes = sum(entry.size for digest, entry in wanted.items() if digest not in changed)
+    kept = manifest_of(entry for entry in tree.entries if entry.digest not in changed or entry.kind != "file")
+    digest = await asyncio.to_thread(store.add, manifests.encode(kept))
+    changing = len(tree.entries) - len(kept.entries)
+    left_out = found.skipped
+    if len(left_out) > MAX_LEFT_OUT:
+        left_out = (*left_out[:MAX_LEFT_OUT], f"and {len(left_out) - MAX_LEFT_OUT} more")
+    return ShippedTree(kept, digest, new_bytes, changing, left_out=left_out)
+
+
+def stored_manifest(store: ContentStore, digest: str) -> Manifest:
+    """A manifest that was stored before; ContentMissing where it is gone."""
+    with store.open(digest) as file:
+        return manifests.decode(file.read())
+
+
+class ResultCollector:
+    """Brings the results of moved processes into the content store."""
+
+    def __init__(self, store: ContentStore, files: AttemptFiles) -> None:
+        self._store = store
+        self._files = files
+
+    async def collect(self, move: Move) -> tuple[str, str]:
+        """The manifest of what the job has written (empty: nothing), and what of it is lost. Unreachable where it has
+        to be tried again."""
+        attempt = Attempt(0, move.ran_as, move.ran_on, 0, 0)
+        problems: list[str] = []
+        began = await asyncio.to_thread(self._stored, move.final)
+        try:
+            found = await self._files.find_tree(attempt)
+        except NotFound as missing:  # it never ran there, or its directory is gone
+            found = AttemptOutputFile((), ())
+            problems.append(str(missing))
+        changed = await self._changed(attempt, found, began, problems)
+        for path, digest, size in await self._outputs(attempt, move, began, problems):
+            old = next((entry for entry in began.entries if entry.path == path), None)
+            mode = old.mode if old is not None else PLAIN
+            if old is None or old.digest != digest:
+                changed[path] = ManifestEntry(path, "file", size, mode, digest)
+        if not changed:
+            return "", "; ".join(problems)
+        tree = manifest_of((*_parents(changed), *changed.values()))
+        return await asyncio.to_thread(self._store.add, manifests.encode(tree)), "; ".join(problems)
+
+    def _stored(self, digest: str) -> Manifest:
+        try:
+            return stored_manifest(self._store, digest)
+        except ContentMissing:  # then everything counts as written by the job; at the source nothing is overwritten
+            return Manifest()
+
+    async def _changed(
+        self, attempt: Attempt, found: AttemptOutputFile, began: Manifest, problems: list[str]
+    ) -> dict[str, ManifestEntry]:
+        """What the job has made or changed, by its path; the contents are in the store."""
+        before = {entry.path: entry for entry in began.entries}
+        links = {to_bytes(one.path): to_bytes(one.target) for one in found.entries if one.kind == "link"}
+        new = [one for one in found.entries if before.get(one.path) != one]
+        outside = [one for one in new if one.kind == "link" and leads_outside(to_bytes(one.path), links)]
+        problems += [f"the link {one.path!a} leads outside its directory" for one in outside]
+        kept = {one.path: one for one in new if one not in outside}
+        wanted = manifest_of((*_parents(kept), *kept.values()))
+
+        async def read(name: bytes, at: int, most: int) -> bytes:
+            return (await self._files.read(attempt, name, at, most))[1]
+
+        try:
+            await ship_tree(self._store, AttemptOutputFile(wanted.entries, ()), read, still=True)
+        except BadInput as too_much:
+            problems.append(str(too_much))
+            return {}
+        return kept
+
+    async def _outputs(
+        self, attempt: Attempt, move: Move, began: Manifest, problems: list[str]
+    ) -> list[tuple[str, str, int]]:
+        """The files that the original's output went to, each with the digest and size of what belongs there now: what
+        the original had written, then the output of the job. No line of the file is lost."""
+        assert move.process is not None
+        found = []
+        for path, numbers in stream_files(move.process).items():
+            old = next((one for one in began.entries if one.path == path and one.kind == "file"), None)
+            try:
+                digest, size = await self._write_output(attempt, numbers, old)
+            except (BadInput, NotFound) as failure:
+                problems.append(f"{path!a}: {failure}")
+                continue
+            found.append((path, digest, size))
+        return found
+
+    async def _write_output(
+        self, attempt: Attempt, numbers: list[int], before: ManifestEntry | None
+    ) -> tuple[str, int]:
+        size = 0
+        with self._store.writer() as writer:
+            if before is not None:
+                with self._store.open(before.digest) as file:
+                    while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                        await asyncio.to_thread(writer.write, data)
+                        size += len(data)
+            for number in numbers:
+                at = 0
+                while True:
+                    start, data = await self._files.read(attempt, STREAM_NAMES[number], at, CHUNK_BYTES)
+                    if not data:
+                        break
+                    at, dropped = start + len(data), start - at
+                    if dropped > 0:
+                        data = f"[grid: {dropped_message(STREAM_NAMES[number].decode(), dropped)}]\n".encode() + data
+                    size += len(data)
+                    if size > MAX_OUTPUT_BYTES:
+                        raise BadInput(f"its output is larger than {MAX_OUTPUT_BYTES >> 20} MB; see: grid jobs logs")
+                    await asyncio.to_thread(writer.write, data)
+            return await asyncio.to_thread(writer.finish), size
+
+
+def stream_files(process: MovedProcess) -> dict[str, list[int]]:
+    """The files below its working directory that a process writes its output to, with the descriptors of each."""
+    found: dict[str, list[int]] = {}
+    for number, stream in enumerate(process.streams):
+        if number not in STREAM_NAMES or stream.kind is not StreamKind.FILE:
+            continue
+        path = os.path.relpath(stream.path, process.cwd)
+        try:
+            split_path(to_bytes(path))
+        except ProtocolError:  # not below it
+            continue
+        found.setdefault(path, []).append(number)
+    return found
+
+
+def _parents(entries: dict[str, ManifestEntry]) -> list[ManifestEntry]:
+    """The directories that files are in and that are not listed themselves."""
+    found: dict[str, ManifestEntry] = {}
+    for path in entries:
+        names = to_bytes(path).split(b"/")
+        for depth in range(1, len(names)):
+            parent = to_text(b"/".join(names[:depth]))
+            if parent not in entries:
+                found[parent] = ManifestEntry(parent, "dir", 0, EXECUTABLE)
+    return [*found.values()]
 
 
 class MoveReconciler:

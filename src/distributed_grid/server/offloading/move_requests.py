@@ -60,9 +60,20 @@ def process_move(
         request,
         0,
         reason=_reason(by),
-        process=MovedProcess(process.identity, process.cwd, _streams(process), proposal.shape, first_look(process)),
+        process=MovedProcess(
+            process.identity,
+            process.cwd,
+            tuple(
+                stream if len(stream.path) <= MAX_STREAM_CHARS else StandardStream(StreamKind.OTHER)
+                for stream in process.streams[:3]
+            ),
+            proposal.shape,
+            first_look(process),
+        ),
         command=Command(
-            _command_line(process), tuple(sorted(process.environment)), given=tuple(sorted(consent.variables))
+            command_line(process),
+            tuple(sorted(process.environment)),
+            given=tuple(sorted(consent.variables)),
         ),
         freeze_ms=freeze_ms,
     )
@@ -88,17 +99,10 @@ def _input_file(process: ProcessInfo) -> str:
     return given.path.removeprefix(inside)
 
 
-def _command_line(process: ProcessInfo) -> tuple[str, ...]:
-    """What runs in place of a process: its command, with the same file as its standard input."""
+def command_line(process: ProcessInfo) -> tuple[str, ...]:
+    """Command that replaces a process, with the same file as its standard input."""
     given = _input_file(process)
     return (*READ_FROM_FILE, given, *process.argv) if given else process.argv
-
-
-def _streams(process: ProcessInfo) -> tuple[StandardStream, ...]:
-    return tuple(
-        stream if len(stream.path) <= MAX_STREAM_CHARS else StandardStream(StreamKind.OTHER)
-        for stream in process.streams[:3]
-    )
 
 
 def _reason(by: str) -> str:

@@ -359,7 +359,7 @@ class RayAttachment:
 
     # ------------------------------------------------------------------ detaching
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def detach(self, op: requests.DetachRay, caller: Caller, report: ReportStep) -> NodeResults:
         """Leave the cluster as it was before; the result for each node."""
         async with self._lock:
@@ -458,25 +458,22 @@ class RayAttachment:
                 if node.engine == NAME
             }
         )
-        ray = self._ray_status(self.row, states)
-        rows = [replace(self._with_link(row), ray=ray.on_node(row.node_id)) for row in rows]
-        return ClusterMachines(rows, ray)
-
-    def _ray_status(self, row: EngineRow, states: dict[str, str]) -> RayStatus:
         connected = self._engine.connected
         is_authenticated = connected.authenticated if connected is not None else self._token.exists()
-        return RayStatus(
-            mode=row.mode,
-            address=row.address,
-            session=row.session or None,
+        ray = RayStatus(
+            mode=self.row.mode,
+            address=self.row.address,
+            session=self.row.session or None,
             authenticated=is_authenticated,
             problem=self._problem,
             nodes=states,
             risk=None if is_authenticated else RISK,
             dashboard=None,
-            client=row.address if row.address.startswith(CLIENT_SCHEME) else None,
+            client=self.row.address if self.row.address.startswith(CLIENT_SCHEME) else None,
             head=None,
         )
+        rows = [replace(self._with_link(row), ray=ray.on_node(row.node_id)) for row in rows]
+        return ClusterMachines(rows, ray)
 
     @property
     def _problem(self) -> str | None:

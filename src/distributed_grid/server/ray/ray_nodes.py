@@ -64,7 +64,17 @@ class RayCredentials:
         note = "\n".join(addresses)
         noted = self._folder / f"{name}.names"
         if not made.exists() or not noted.exists() or noted.read_text() != note:
-            self._sign(name, addresses)
+            from distributed_grid.server.access.tls import PemCertificate, make_certificate
+
+            authority_pem, authority_key = (self._folder / f"authority.{suffix}" for suffix in ("pem", "key"))
+            if not authority_pem.exists():
+                new_authority = make_certificate("grid's Ray", ())
+                self._write(authority_key.name, new_authority.key)
+                self._write(authority_pem.name, new_authority.certificate)
+            signer = PemCertificate(authority_pem.read_bytes(), authority_key.read_bytes())
+            signed = make_certificate(name, ("127.0.0.2", *addresses), signer)
+            self._write(f"{name}.key", signed.key)
+            self._write(f"{name}.pem", signed.certificate)
             self._write(f"{name}.names", note.encode())
         key, authority = (self._folder / f"{name}.key").read_text(), (self._folder / "authority.pem").read_text()
         return {"cert": made.read_text(), "key": key, "ca": authority}
@@ -88,19 +98,6 @@ class RayCredentials:
     def _write(self, name: str, content: bytes) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(self._folder / name, content)
-
-    def _sign(self, name: str, addresses: tuple[str, ...]) -> None:
-        from distributed_grid.server.access.certificates import PemCertificate, make_certificate
-
-        certificate, key = (self._folder / f"authority.{suffix}" for suffix in ("pem", "key"))
-        if not certificate.exists():
-            authority = make_certificate("grid's Ray", ())
-            self._write(key.name, authority.key)
-            self._write(certificate.name, authority.certificate)
-        signer = PemCertificate(certificate.read_bytes(), key.read_bytes())
-        made = make_certificate(name, ("127.0.0.2", *addresses), signer)
-        self._write(f"{name}.key", made.key)
-        self._write(f"{name}.pem", made.certificate)
 
 
 class RayPorts:

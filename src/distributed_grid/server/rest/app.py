@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from distributed_grid.errors import GridError
 from distributed_grid.posix.sockets import LimitedListener, PeerLimits
 from distributed_grid.server.access.admission import Admission
-from distributed_grid.server.access.tls_connection import BUFFER_BYTES, TlsConnection
+from distributed_grid.server.access.tls import BUFFER_BYTES, TlsConnection
 from distributed_grid.server.rest.listener import RestServices
 from distributed_grid.server.rest.openapi import Handler, openapi_document
 from distributed_grid.server.rest.request_checks import HostCheck, IsKnownHost
@@ -212,7 +212,9 @@ class _HttpConnection(H11Protocol):
         peer = transport.get_extra_info("peername")
         if self._limits.exceeded_by(peer[0] if peer else ""):
             self._is_refused = True
-            transport.write(_too_many(peer[0], self._limits.max_per_peer))
+            limit = f"{self._limits.max_per_peer} connections already, which is the limit"
+            message = f"{peer[0]} has {limit} (server.max_connections_per_peer)"
+            transport.write(_refusal(429, "Too Many Requests", message))
             transport.close()
         else:
             self._await("headers")
@@ -253,19 +255,17 @@ class _HttpConnection(H11Protocol):
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+            self.transport.write(_refusal(400, "Bad Request", "this is no HTTP request, or its head is too long"))
+        self.transport.close()
 
     def _give_up(self) -> None:
         if self in self.connections:  # an agent's WebSocket has its own deadline
             self.transport.abort()
 
 
-def _too_many(peer: str, limit: int) -> bytes:
-    """Answer to a connection beyond the limit of its peer."""
-    message = f"{peer} has {limit} connections already, which is the limit (server.max_connections_per_peer)"
-    body = http_error_response(429, "Refused", message).body
-    head = f"HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+def _refusal(status: int, phrase: str, message: str) -> bytes:
+    """A whole answer outside of the framework, with which the connection ends."""
+    body = http_error_response(status, "Refused" if status == 429 else "BadInput", message).body
+    head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     return f"{head}connection: close\r\n\r\n".encode() + bytes(body)

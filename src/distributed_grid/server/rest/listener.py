@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from distributed_grid.server.access.agent_websocket import AgentWebSocket
-    from distributed_grid.server.access.certificates import Certificate
+    from distributed_grid.server.access.tls import Certificate
     from distributed_grid.server.rest.app import UvicornServer
 
 
@@ -403,7 +403,7 @@ class RestListener:
 
     async def _certificate_for(self, address: Address) -> Certificate:
         def make() -> Certificate:
-            from distributed_grid.server.access.certificates import ensure_certificate, load_certificate
+            from distributed_grid.server.access.tls import ensure_certificate, load_certificate
 
             mine, key = self._settings.certificate, self._settings.key
             if mine and key:
@@ -451,7 +451,7 @@ class RestListener:
 
 def _load_server() -> tuple[Callable[..., Starlette], type[UvicornServer], Callable[[Path, Path], ssl.SSLContext]]:
     """The application and its server, with everything they import."""
-    from distributed_grid.server.access.certificates import server_context
+    from distributed_grid.server.access.tls import server_context
     from distributed_grid.server.rest.app import UvicornServer, make_app
 
     return make_app, UvicornServer, server_context

@@ -147,7 +147,7 @@ class BoostService:
     async def _withdraw(self, lease_id: str, caller: Caller, why: str) -> None:
         await self._grid.handle(LeaseReleased(lease_id, caller.user, why))
 
-    @endpoint(USER, delete("/boosts/{name}", "boosts", name="boost_id"))
+    @endpoint(USER, delete("/boosts/{name}", "boosts", name="boost_id"), keeps_config=True)
     async def release(self, op: requests.ReleaseBoost, caller: Caller) -> BoostDetail:
         """Releasing what is over already is harmless; the answer says when it ended."""
         boost = await self.find(op.boost_id)

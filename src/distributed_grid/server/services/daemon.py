@@ -315,7 +315,7 @@ class DaemonService:
         if compared.config is not None and compared.path == self._selected.path and not compared.blocking:
             NamedConfigs(self._state_dir).add(compared.path, compared.digest, meaning_digest(compared.config))
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def reload(self, op: requests.ReloadConfig, caller: Caller) -> ReloadedConfig:
         """Apply the live keys of a config; the others wait for a new control plane, which takes over at once if nothing
         is held."""
@@ -382,7 +382,7 @@ class DaemonService:
             warnings=[*self._selected.config.warnings, *self._selected.notes(), *problems, *jumped],
         )
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def config(self, op: requests.GetConfig, caller: Caller) -> ActiveConfig:
         return ActiveConfig(self._selected.path, self._selected.config.as_dict())
 
@@ -393,7 +393,7 @@ class DaemonService:
         self._set_keep_running(True)
         return await self.info(requests.GetDaemonInfo(), caller)
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def stop(self, op: requests.StopDaemon, caller: Caller) -> DaemonStopping:
         """Stop; refused while workers of providers are not proven gone, unless it is forced: they cost money."""
         workers: list[str] = await self._grid.read(lambda ledger, now: list(ledger.workers))

@@ -318,7 +318,7 @@ async def _waiting(grid: Grid, viewer: Viewer, lease: Lease | None) -> WaitingRo
             return WaitingRow(
                 since=since,
                 waited_seconds=waited_seconds,
-                ending=[QueuedRequest.of(ledger, lease, now) for lease in ending],
+                for_=[QueuedRequest.of(ledger, lease, now) for lease in ending],
                 start_reason="when those that make room for it are gone",
             )
         order, estimate = queue_order(ledger, now), estimate_start(ledger, waits, now)
@@ -330,7 +330,7 @@ async def _waiting(grid: Grid, viewer: Viewer, lease: Lease | None) -> WaitingRo
         return WaitingRow(
             since=since,
             waited_seconds=waited_seconds,
-            ending=[],
+            for_=[],
             gives_up_at=viewer.time(waits.wait_until_ms),
             position=estimate.position,
             of=len(order),

@@ -45,11 +45,11 @@ from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 from distributed_grid.server.endpoints import READ, USER, endpoint, get, post
-from distributed_grid.server.output_copy import dropped_message
 from distributed_grid.server.prediction.job_runs import JobSizer
 from distributed_grid.server.services.job_notices import JobNotices, attempt_line
 from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_delivery, find_job
+from distributed_grid.server.workers.output_collector import dropped_message
 from distributed_grid.trees.content_store import GRACE_SECONDS, ContentMissing, ContentStore
 from distributed_grid.trees.file_selection import FilePatterns
 from distributed_grid.trees.manifest import EXECUTABLE, ManifestEntry, decode
@@ -414,7 +414,7 @@ class JobService:
             self._grid.unwatch(job.uid, changed)
         return DeliveryDetail(DeliveryRow.of(self._viewer(), job, await find_delivery(self._grid, job)))
 
-    @endpoint(USER, post("/jobs/{name}/cancel", "jobs", name="job_id"))
+    @endpoint(USER, post("/jobs/{name}/cancel", "jobs", name="job_id"), keeps_config=True)
     async def cancel(self, op: requests.CancelJob, caller: Caller) -> JobDetail:
         """Cancelling a job that has ended is harmless."""
         job = await find_job(self._grid, op.job_id)

@@ -229,7 +229,7 @@ class LeaseService:
         lease = await find_lease(self._grid, op.allocation_id)
         return AllocationDetail(allocation=AllocationRow.of(self._viewer().for_reader(caller.reader), lease))
 
-    @endpoint(USER, delete("/leases/{name}", "leases", name="allocation_id", hidden=("exact",)))
+    @endpoint(USER, delete("/leases/{name}", "leases", name="allocation_id", hidden=("exact",)), keeps_config=True)
     async def release(self, op: requests.ReleaseLease, caller: Caller) -> AllocationDetail:
         """Releasing a lease that has ended is harmless; the answer says when it ended."""
         lease = await find_lease(self._grid, op.allocation_id, exact=op.exact)

@@ -148,7 +148,7 @@ class MemoryService:
 
         return await self._grid.read(find)
 
-    @endpoint(USER)
+    @endpoint(USER, keeps_config=True)
     async def free(self, op: requests.FreeBlock, caller: Caller) -> BlockDetail:
         """Free a block."""
         block = await self._grid.read(lambda ledger, now: _resolve(ledger, op.block_id, op.name, caller))
@@ -165,7 +165,7 @@ class MemoryService:
         assert isinstance(answer, BlockAnswer)
         return BlockDetail(BlockRow.of(self._viewer(), answer.block))
 
-    @endpoint(USER)
+    @endpoint(USER, keeps_config=True)
     async def renew(self, op: requests.RenewBlocks, caller: Caller) -> RenewedBlocks:
         """Extend the blocks of a running program."""
 
@@ -215,11 +215,11 @@ def _is_served(ledger: Ledger, place: BlockCopy) -> bool:
 def _place(ledger: Ledger, block: Block, copy: BlockCopy, now: int) -> BlockPlace:
     """The place of a copy with its ticket; without an address if it cannot be used at present."""
     if not _is_served(ledger, copy):
-        return BlockPlace(node=copy.node, copy=copy.copy, on_disk=copy.on_disk)
+        return BlockPlace(node=copy.node, copy_=copy.copy, on_disk=copy.on_disk)
     lender, ticket = ledger.memory_servers[copy.node], issue_use_ticket(ledger, block, copy, now)
     return BlockPlace(
         node=copy.node,
-        copy=copy.copy,
+        copy_=copy.copy,
         on_disk=copy.on_disk,
         host=lender.host,
         port=lender.port,

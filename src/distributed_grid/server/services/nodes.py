@@ -178,7 +178,7 @@ class NodeService:
 
         return await self._grid.read(read_node)
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def drain(self, op: requests.DrainNode, caller: Caller, report: Callable[[NodeStep], None]) -> DrainAnswer:
         """Return everything the node lends to its owner, reporting progress; or with `off` let it lend again."""
         if op.off:

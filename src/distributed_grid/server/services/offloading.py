@@ -27,7 +27,7 @@ from distributed_grid.api.answers.offloading import (
     ProposalRow,
     WithdrawnConsents,
 )
-from distributed_grid.control.agent_questions import AgentQuestions
+from distributed_grid.control.agent_files import AgentQuestions
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     ConsentGiven,
@@ -356,7 +356,7 @@ class OffloadingService:
         move, viewer = await find_move(self._grid, op.move_id), self._viewer().for_reader(caller.reader)
         return MoveDetail(MoveRow.of(viewer, move, self._is_connected))
 
-    @endpoint(USER, post("/moves/{name}/cancel", "moves", name="move_id"))
+    @endpoint(USER, post("/moves/{name}/cancel", "moves", name="move_id"), keeps_config=True)
     async def cancel(self, op: requests.CancelMove, caller: Caller) -> MoveDetail:
         """Leave the original as it was; a move that is over already is left so."""
         move = await find_move(self._grid, op.move_id)
@@ -374,14 +374,14 @@ class OffloadingService:
 
     # ------------------------------------------------------------------ consents
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def consents(self, op: requests.ListConsents, caller: Caller) -> ConsentList:
         """The command shapes whose processes may be moved."""
         viewer = self._viewer()
         found = await self._grid.read(lambda ledger, now: sorted(ledger.consents.values(), key=lambda one: one.key))
         return ConsentList([ConsentRow.of(viewer, consent) for consent in found])
 
-    @endpoint(USER)
+    @endpoint(USER, keeps_config=True)
     async def withdraw(self, op: requests.WithdrawConsent, caller: Caller) -> WithdrawnConsents:
         """Withdraw a consent: one's own, or as an admin anybody's."""
 

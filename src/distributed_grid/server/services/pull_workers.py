@@ -102,7 +102,7 @@ class PullWorkerService:
         await self._grid.handle(PullWorkerRegistered(node, await self._usage(op.worker_id, reported)))
         return await self._grid.read(lambda ledger, now: _registered(ledger, op.worker_id))
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def heard(self, op: requests.ReportPullWorker, caller: Caller) -> PullWorkerDetail:
         """Take in a heartbeat; the answer has the tasks to stop, and whether the worker is to report its resources."""
         node = registered_worker(self._grid.ledger, op.worker_id, op.incarnation)
@@ -123,7 +123,7 @@ class PullWorkerService:
         if seen is not None and seen.usage is not None:
             self._grid.observe(HeartbeatReceived(name, seen.usage, repeats=True))
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def remove(self, op: requests.RemovePullWorker, caller: Caller) -> PullWorkerRemoved:
         """Remove a worker; the tasks it had taken are lost, the others go to other workers."""
         registered_worker(self._grid.ledger, op.worker_id, op.incarnation)

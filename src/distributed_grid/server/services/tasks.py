@@ -110,7 +110,7 @@ class TaskService:
             return None
         return estimate
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def list(self, op: requests.ListTasks, caller: Caller) -> TaskList:
         """The waiting tasks, the oldest first."""
 
@@ -164,7 +164,7 @@ class TaskService:
                 await asking
         await self._withdraw(op.worker_id, op.incarnation, op.ask_id)
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def withdraw(self, op: requests.WithdrawAsk, caller: Caller) -> AskWithdrawn:
         """The answer with this `ask_id` was not delivered; another connection on which the worker asks does so again. A
         second call changes nothing."""
@@ -189,7 +189,7 @@ class TaskService:
     def _is_assigned(self, op: requests.TakeTask) -> bool:
         return any(job.id not in op.running for job in self._grid.ledger.jobs_of(op.worker_id))
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def report(self, op: requests.ReportTask, caller: Caller) -> TaskReportAnswer:
         """Close the attempt of a fence; one that is not running there any more is left as it is, and the answer says
         so. The same report again is accepted again; one that contradicts the first is not."""

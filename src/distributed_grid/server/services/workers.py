@@ -159,7 +159,7 @@ class WorkerService:
 
     # ------------------------------------------------------------------ ending
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def terminate(self, op: requests.TerminateWorkers, caller: Caller) -> WorkerList:
         """End workers; an ended one stays as it is. If one of them is unknown, nothing is done.
 

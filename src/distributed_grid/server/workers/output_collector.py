@@ -1,4 +1,4 @@
-"""Collection of output and files from a worker before it is terminated, into the control plane's own directory of jobs.
+"""Copies of the output and files of attempts, made before their machine ends, in the control plane's directory of jobs.
 
 An interrupted copy is continued: a complete attempt is marked, and within an attempt complete files are kept. Files
 beyond the limit of one worker, and unreadable ones, are recorded as lost.
@@ -11,8 +11,11 @@ import logging
 import os
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from distributed_grid.agent.files.job_dir import STDERR, STDOUT, WORK, is_home, mark_home
+from msgspec import Struct, field
+
+from distributed_grid.agent.files.job_dir import STDERR, STDOUT, WORK, is_home, mark_home, record_dropped_output
 from distributed_grid.control.agent_files import AttemptOutputFile, RemoteFiles, in_work
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.reconciler import Reconciler
@@ -23,11 +26,12 @@ from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import GridError, NotFound
 from distributed_grid.ports import Store
 from distributed_grid.reactor.effects import CollectOutputs, collection_effects, is_still_needed
-from distributed_grid.server.output_copy import CHUNK_BYTES, Haul, copy_output
 from distributed_grid.server.workers.worker_reconciler import wall_ms
 from distributed_grid.trees.manifest import ManifestEntry
 from distributed_grid.trees.tree_writer import FileReceiver
 
+CHUNK_BYTES = 1024 * 1024
+KEPT_LIMIT_TEXT = "too much was brought home of this worker already"
 MAX_HOME_BYTES = 10 * 1024**3
 MAX_ATTEMPTS = 20_000
 ATTEMPTS_AT_ONCE = 4
@@ -38,6 +42,73 @@ GIVE_UP_SECONDS = 600.0
 """Longest delay of a termination by a worker that does not answer, or by a full disk."""
 EVERYTHING = ("**",)
 log = logging.getLogger(__name__)
+
+
+def dropped_message(stream: str, dropped: int) -> str:
+    """The line in place of output that its node has dropped."""
+    return f"{dropped} bytes of its {stream} were dropped: a node keeps the newest output (max_output_gb)"
+
+
+class OutputReader(Protocol):
+    """Reads the output of attempts of a node."""
+
+    async def read(self, node: str, lease_id: str, name: bytes, offset: int, most: int) -> tuple[int, bytes]:
+        """Where, and what there is of a file from an offset on, at most so much; empty at its end. Unreachable while
+        nobody answers, NotFound for what cannot be read."""
+
+
+class Haul(Struct):
+    """Files brought home so far, and those that are lost; `room_bytes` is how much more may come."""
+
+    room_bytes: int
+    files: int = 0
+    bytes: int = 0
+    lost: list[str] = field(default_factory=list)
+    limit_text: str = KEPT_LIMIT_TEXT
+
+    def admits(self, name: str, size: int) -> bool:
+        """Whether a file may still come; one that may not is lost."""
+        if size <= self.room_bytes:
+            return True
+        self.lost.append(f"{name}: {self.limit_text}")
+        return False
+
+    def add(self, size: int) -> None:
+        self.files += 1
+        self.bytes += size
+        self.room_bytes -= size
+
+
+async def copy_output(reader: OutputReader, node: str, lease_id: str, path: Path, haul: Haul) -> None:
+    """Append what is missing of the output; its end is where the node has no more."""
+    name = path.name
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(fd).st_size
+        while True:
+            if not haul.admits(f"{lease_id}: {name}", CHUNK_BYTES):
+                return
+            try:
+                start, data = await reader.read(node, lease_id, name.encode(), size, CHUNK_BYTES)
+            except NotFound as missing:
+                haul.lost.append(f"{lease_id}: {missing}")
+                return
+            if not data:
+                break
+            if start > size:  # the node has dropped what was before
+                jobs = str(path.parent.parent)
+                await asyncio.to_thread(record_dropped_output, jobs, lease_id, name, start)
+                await asyncio.to_thread(os.ftruncate, fd, start)
+                size = start
+            await asyncio.to_thread(os.write, fd, data)
+            size += len(data)
+            haul.bytes += len(data)
+            haul.room_bytes -= len(data)
+        haul.files += size > 0
+        if size:
+            await asyncio.to_thread(os.fsync, fd)
+    finally:
+        os.close(fd)
 
 
 class OutputCollector:
@@ -109,7 +180,18 @@ class OutputCollector:
         async def bring(lease_id: str) -> None:
             async with slots:
                 if not await asyncio.to_thread(is_home, str(self._jobs), lease_id):
-                    await self._bring_attempt(worker.node, lease_id, haul)
+                    folder = self._jobs / lease_id
+                    await asyncio.to_thread(os.makedirs, folder, 0o700, exist_ok=True)
+                    for name in (STDOUT, STDERR):
+                        await copy_output(self._remote, worker.node, lease_id, folder / name, haul)
+                    try:
+                        listing = await self._remote.find(worker.node, lease_id, EVERYTHING)
+                    except NotFound:  # it never began
+                        listing = AttemptOutputFile((), ())
+                    haul.lost += [f"{lease_id}: {reason}" for reason in listing.skipped]
+                    for entry in listing.entries:
+                        await self._bring_file(worker.node, lease_id, folder, entry, haul)
+                    await asyncio.to_thread(mark_home, str(self._jobs), lease_id)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -118,20 +200,6 @@ class OutputCollector:
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return haul
-
-    async def _bring_attempt(self, node: str, lease_id: str, haul: Haul) -> None:
-        folder = self._jobs / lease_id
-        await asyncio.to_thread(os.makedirs, folder, 0o700, exist_ok=True)
-        for name in (STDOUT, STDERR):
-            await copy_output(self._remote, node, lease_id, folder / name, haul)
-        try:
-            listing = await self._remote.find(node, lease_id, EVERYTHING)
-        except NotFound:  # it never began
-            listing = AttemptOutputFile((), ())
-        haul.lost += [f"{lease_id}: {reason}" for reason in listing.skipped]
-        for entry in listing.entries:
-            await self._bring_file(node, lease_id, folder, entry, haul)
-        await asyncio.to_thread(mark_home, str(self._jobs), lease_id)
 
     async def _bring_file(self, node: str, lease_id: str, folder: Path, entry: ManifestEntry, haul: Haul) -> None:
         """Copy one whole file, unless it is here."""

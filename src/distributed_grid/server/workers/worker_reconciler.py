@@ -38,7 +38,7 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker, WorkerRules
 from distributed_grid.errors import GridError, NoCapacity, NotFound, Refused, Throttled
-from distributed_grid.ports import WorkerInstance, WorkerOrder
+from distributed_grid.ports import WorkerOrder
 from distributed_grid.posix.private_files import write_private
 from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, worker_effects
@@ -162,7 +162,16 @@ class WorkerReconciler:
         worker = answer.worker
         try:
             calls = await self._catalog.calls(worker.provider)
-            order = await self._order(worker, calls.provider.notice_source)
+            ttl_seconds = (self._rules.launch_ms + worker.queue_ms + self._rules.join_ms) / 1000
+            token = await self._tokens.issue(worker.id, ttl_seconds)
+            environ = {
+                JOIN_VARIABLE: token,
+                EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}",
+                DEADLINE_VARIABLE: f"{ttl_seconds:.0f}",
+            }
+            if calls.provider.notice_source:
+                environ[SOURCE_VARIABLE] = calls.provider.notice_source
+            order = WorkerOrder(worker.id, self._grid_id(), offer_of(worker), worker.resources, environ)
         except GridError as failure:  # nothing was asked for
             await self._report_failure(worker, Throttled(str(failure)))
             return
@@ -174,19 +183,6 @@ class WorkerReconciler:
             await call.settled()
         else:
             await self._grid.handle_with_retry(provider_calls.creation_event(worker, made, wall_ms()))
-
-    async def _order(self, worker: Worker, notice_source: str) -> WorkerOrder:
-        """The order to the provider; identical each time."""
-        ttl_seconds = (self._rules.launch_ms + worker.queue_ms + self._rules.join_ms) / 1000
-        token = await self._tokens.issue(worker.id, ttl_seconds)
-        environ = {
-            JOIN_VARIABLE: token,
-            EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}",
-            DEADLINE_VARIABLE: f"{ttl_seconds:.0f}",
-        }
-        if notice_source:
-            environ[SOURCE_VARIABLE] = notice_source
-        return WorkerOrder(worker.id, self._grid_id(), offer_of(worker), worker.resources, environ)
 
     async def _report_failure(self, worker: Worker, failure: Exception) -> None:
         other = None
@@ -284,20 +280,19 @@ class WorkerReconciler:
             await self._revoke(worker_id)
         for stray in provider_calls.stray_instances(ours, known, self._rules):
             if not self._work.is_under_way(stray.worker_id):
-                await self._end_stray(provider_name, stray)
-
-    async def _end_stray(self, name: str, stray: WorkerInstance) -> None:
-        if stray.worker_id not in self._strays:
-            self._strays.add(stray.worker_id)
-            log.warning("%s has %s, which no worker stands for: terminating it", name, stray.worker_id)
-            await self._grid.handle_with_retry(StrayInstanceFound(name, stray.worker_id, stray.instance))
-        await self._revoke(stray.worker_id)
-        calls = await self._catalog.calls(name)
-        terminate = partial(calls.provider.terminate, stray.worker_id, stray.grid_id)
-        try:
-            await calls.call(f"terminate {stray.worker_id}", terminate)
-        except Exception as failure:  # it is found again with the next list
-            log.warning("%s could not be terminated: %s", stray.worker_id, failure)
+                if stray.worker_id not in self._strays:
+                    self._strays.add(stray.worker_id)
+                    log.warning("%s has %s, which no worker stands for: terminating it", provider_name, stray.worker_id)
+                    await self._grid.handle_with_retry(
+                        StrayInstanceFound(provider_name, stray.worker_id, stray.instance)
+                    )
+                await self._revoke(stray.worker_id)
+                calls = await self._catalog.calls(provider_name)
+                terminate = partial(calls.provider.terminate, stray.worker_id, stray.grid_id)
+                try:
+                    await calls.call(f"terminate {stray.worker_id}", terminate)
+                except Exception as failure:  # it is found again with the next list
+                    log.warning("%s could not be terminated: %s", stray.worker_id, failure)
 
 
 def budget_alarms(ledger: Ledger, now: int) -> dict[str, str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.execution.spawner import SPARES
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.posix.boot_clock import boot_ms
@@ -32,6 +34,29 @@ def stopped(*pids: int) -> Iterator[None]:
 
 def idle_shims(host: AttemptHost) -> list[int]:
     return [proc.pid for proc in process_tree.read_processes().values() if proc.parent == host.spawner_pid]
+
+
+@contextmanager
+def stopped_shims(driver: Driver) -> Iterator[None]:
+    """Every shim of the spawner stands still, also one that is forked while the others are being stopped."""
+    held: set[int] = set()
+    quiet_since = time.monotonic()
+
+    def all_stopped() -> bool:
+        nonlocal quiet_since
+        for pid in {*idle_shims(driver.host)} - held:
+            os.kill(pid, signal.SIGSTOP)
+            held.add(pid)
+            quiet_since = time.monotonic()
+        return len(held) >= SPARES and time.monotonic() - quiet_since > 0.3
+
+    try:
+        driver.until(all_stopped)
+        yield
+    finally:
+        for pid in held:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def see_nothing_start(driver: Driver, trace: Path) -> None:
@@ -58,8 +83,7 @@ def test_what_a_stopped_spawner_has_not_started_in_time_is_ended_and_never_start
 def test_a_shim_that_stood_still_until_its_time_was_over_refuses_to_start(driver: Driver, tmp_path: Path) -> None:
     trace = tmp_path / "ran"
     driver.run("warm.1", "true")
-    shims = driver.until(lambda: idle_shims(driver.host))
-    with stopped(*shims):
+    with stopped_shims(driver):
         spec = a_spec("a.1", "touch", str(trace), start_by_boot_ms=boot_ms() + 300)
         driver.run_coroutine(driver.host.launch(spec))
         assert driver.ended("a.1").kind == "start_expired"

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.server.access.certificates import ensure_certificate, server_context
-from distributed_grid.server.access.tls_connection import BUFFER_BYTES, TlsConnection
+from distributed_grid.server.access.tls import BUFFER_BYTES, TlsConnection, ensure_certificate, server_context
 
 LARGE = bytes(range(256)) * 20_000
 

@@ -16,6 +16,7 @@ from distributed_grid.cli.commands.status import (
     sharing_parts,
     status_text,
 )
+from tests.support.records import records
 
 OFFER = {"node_id": "gpu1", "resource_type": "memory", "expires_at": None, "state": "open"}
 
@@ -99,7 +100,7 @@ def a_status(nodes: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> dict[st
 
 def test_a_long_queue_is_shown_at_a_glance_with_its_counts() -> None:
     jobs = [a_job(n, "queued") for n in range(1402)] + [a_job(n, "running") for n in range(1402, 1432)]
-    lines = status_text(a_status([a_node(1)], jobs), MAX_ROWS, 80).splitlines()
+    lines = status_text(records(a_status([a_node(1)], jobs)), MAX_ROWS, 80).splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert "30 leases, 30 jobs running, 1,402 waiting" in lines
@@ -109,14 +110,14 @@ def test_a_long_queue_is_shown_at_a_glance_with_its_counts() -> None:
 
 def test_of_many_nodes_those_with_a_problem_are_shown() -> None:
     nodes = [a_node(n) for n in range(99)] + [a_node(99, "lost")]
-    lines = status_text(a_status(nodes, []), MAX_ROWS, 80).splitlines()
+    lines = status_text(records(a_status(nodes, [])), MAX_ROWS, 80).splitlines()
     assert lines[1].split()[:2] == ["gpu99", "lost,"]
     assert lines[11] == "… and 90 more (grid status --all); in all 99 alive, 1 lost"
 
 
 def test_everything_is_shown_where_it_is_asked_for() -> None:
     nodes, jobs = [a_node(n) for n in range(20)], [a_job(n, "queued") for n in range(50)]
-    text = status_text(a_status(nodes, jobs), sys.maxsize, 0)
+    text = status_text(records(a_status(nodes, jobs)), sys.maxsize, 0)
     assert "more" not in text
     assert text.count("sweep-") == 50
     assert text.count("gpu") == 20
@@ -124,6 +125,6 @@ def test_everything_is_shown_where_it_is_asked_for() -> None:
 
 def test_a_stopped_node_is_shown_as_stopped_with_the_command_that_starts_it() -> None:
     nodes = [{**a_node(1, "joining"), "stopped": True, "simulated": False}, a_node(2, "joining")]
-    lines = status_text(a_status(nodes, []), MAX_ROWS, 0).splitlines()
+    lines = status_text(records(a_status(nodes, [])), MAX_ROWS, 0).splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["gpu1", "stopped"], ["gpu2", "joining,"]]
     assert "gpu1 is stopped; type: grid cluster start gpu1" in lines

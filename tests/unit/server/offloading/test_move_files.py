@@ -14,7 +14,7 @@ from distributed_grid.domain.moves import Move, MovedProcess, Way
 from distributed_grid.domain.processes import ProcessIdentity, StandardStream, StreamKind
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.errors import BadInput, NotFound, Unreachable
-from distributed_grid.server.offloading.move_files import (
+from distributed_grid.server.offloading.move_reconciler import (
     ResultCollector,
     ShippedTree,
     ship_tree,

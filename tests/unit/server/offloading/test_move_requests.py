@@ -9,7 +9,7 @@ import pytest
 
 from distributed_grid.domain.processes import ProcessInfo, StandardStream, StreamKind
 from distributed_grid.errors import Refused
-from distributed_grid.server.offloading.move_requests import READ_FROM_FILE, _command_line, check_input
+from distributed_grid.server.offloading.move_requests import READ_FROM_FILE, check_input, command_line
 
 
 def a_process(kind: str, path: str = "", argv: tuple[str, ...] = ("sort", "-n")) -> ProcessInfo:
@@ -20,13 +20,13 @@ def a_process(kind: str, path: str = "", argv: tuple[str, ...] = ("sort", "-n"))
 @pytest.mark.parametrize("process", [a_process("null"), a_process("closed")])
 def test_without_input_the_command_is_the_same(process: ProcessInfo) -> None:
     check_input(process)
-    assert _command_line(process) == ("sort", "-n")
+    assert command_line(process) == ("sort", "-n")
 
 
 def test_a_file_of_the_working_directory_stays_the_input(tmp_path: Path) -> None:
     process = a_process("file", "/data/ann/deep/a file; rm -rf $HOME")
     check_input(process)
-    command = _command_line(process)
+    command = command_line(process)
     assert command == (*READ_FROM_FILE, "deep/a file; rm -rf $HOME", "sort", "-n")
     file = tmp_path / command[3]
     file.parent.mkdir()

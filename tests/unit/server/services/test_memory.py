@@ -86,7 +86,7 @@ def test_a_block_is_answered_with_tickets_once_its_node_serves_its_memory(run_sc
         assert (block.nodes, block.size, block.name, block.state) == (["birch"], 5 * MB, "model", "ready")
         packed = base64.b64decode(place.claims)
         claims = read_claims(packed)
-        assert (claims.copy, claims.size, claims.rights) == (place.copy, 5 * MB, READ | WRITE)
+        assert (claims.copy, claims.size, claims.rights) == (place.copy_, 5 * MB, READ | WRITE)
         assert claims.incarnation == place.incarnation == "birch-life"
         assert base64.b64decode(place.secret) == derive_secret(KEY, packed)
         assert cluster.ordered == [ServeMemory("birch")]
@@ -186,7 +186,7 @@ def test_sharing_that_is_switched_off_refuses_memory_too(run_scenario: Any) -> N
 def test_a_lost_block_says_what_was_lost_and_where(run_scenario: Any) -> None:
     async def scenario(cluster: MemoryGrid) -> None:
         found = await cluster.allocate("b1", name="dear", preferred_node="ash")
-        await cluster.grid.handle(LeaseLost(found.places[0].copy, "ash was not heard from"))
+        await cluster.grid.handle(LeaseLost(found.places[0].copy_, "ash was not heard from"))
         with pytest.raises(BlockLost, match=r"b1 \(1,048,576 bytes, 'dear'\) is lost with ash: ash was not heard from"):
             await cluster.find("b1")
         assert (await cluster.memory.list(requests.ListBlocks(), ROOT)).blocks[0].state == "lost"

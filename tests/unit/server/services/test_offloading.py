@@ -12,7 +12,7 @@ from distributed_grid import wire
 from distributed_grid.api import requests
 from distributed_grid.api.answers.offloading import MoveRow
 from distributed_grid.config.sections import Alerts
-from distributed_grid.control.agent_questions import AgentQuestions
+from distributed_grid.control.agent_files import AgentQuestions
 from distributed_grid.domain.events import ConsentGiven, HeartbeatReceived
 from distributed_grid.domain.moves import MoveConsent
 from distributed_grid.domain.nodes import Node, Usage

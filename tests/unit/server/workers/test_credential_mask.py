@@ -14,7 +14,7 @@ from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import GridError, NoCapacity, Refused, Throttled, Unreachable
 from distributed_grid.ports import WorkerInstance, WorkerOffer
-from distributed_grid.server.log_output import TEXT_FORMAT, JsonFormatter
+from distributed_grid.server.daemon import TEXT_FORMAT, JsonFormatter
 from distributed_grid.server.workers.provider_calls import ProviderCalls
 from distributed_grid.server.workers.provider_registry import CredentialMask, MaskedLog
 from tests.support.scripted_provider import ScriptedProvider

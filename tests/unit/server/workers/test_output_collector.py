@@ -29,10 +29,9 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import ScalingRules, Worker, WorkerResources
 from distributed_grid.errors import Unreachable
-from distributed_grid.server.output_copy import CHUNK_BYTES, KEPT_LIMIT_TEXT
 from distributed_grid.server.services.jobs import FileSink, send_files
 from distributed_grid.server.services.records import find_job
-from distributed_grid.server.workers.output_collector import OutputCollector
+from distributed_grid.server.workers.output_collector import CHUNK_BYTES, KEPT_LIMIT_TEXT, OutputCollector
 from tests.support.builders import a_node
 from tests.unit.server.in_process_grid import InProcessGrid
 
