@@ -286,13 +286,16 @@ class WorkerOrder(Struct, frozen=True):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+InstanceState = Literal["starting", "running", "stopping", "gone"]
+
+
 class WorkerInstance(Struct, frozen=True):
     """A machine as its provider sees it."""
 
     worker_id: str
     grid_id: str
     instance: str
-    state: Literal["starting", "running", "stopping", "gone"]  # `gone` is proven: not billed, and never will be again
+    state: InstanceState  # `gone` is proven: not billed, and never will be again
     age_seconds: float = 0.0
     detail: str = ""
     ends_in_seconds: float | None = None  # the provider itself ends it then, even without the control plane

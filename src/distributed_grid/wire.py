@@ -12,7 +12,7 @@ longer is sent in pages, each of which says whether there is `more`; it counts o
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,10 +23,11 @@ from distributed_grid.domain.leases import MAX_EPOCH, MAX_FENCE
 from distributed_grid.domain.nodes import MAX_GPUS, Milli, Usage
 from distributed_grid.domain.processes import ProcessIdentity, ProcessInfo, ProcessLook
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim, GpuDevice
+from distributed_grid.domain.states import MoveState, Step
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import ProtocolError
 
-PROTOCOL = 5
+PROTOCOL = 6
 MAX_CONNECTIONS_PER_PEER = 128
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024
@@ -222,25 +223,20 @@ class AttemptEndedReport(_FromAgent, frozen=True):
     has_checkpoint: bool = False
 
 
-MoveReportStep = Literal["opened", "frozen", "decided", "dead", "thawed", "gone", "returned", "failed"]
-
-
-class MoveReport(_FromAgent, frozen=True):
-    """What became of a move at its source. `opened`: the original is there and its files can be read; `frozen`: it
-    stands still for `left_ms` more; `decided`: it will not go on; `dead`: its whole tree is gone; `thawed`: it goes on,
-    and for this move that is final; `gone`: it ended by itself, before `decided`; `returned`: `files` came back, but
-    for `kept`, `notes` are for the user, and `detail` says what could not; `failed`: an order could not be carried
-    out, and the original is as it was. `frozen_ms` is how long the original has stood still, once that is over."""
+class MoveReport(_FromAgent, frozen=True, kw_only=True):
+    """State of a move at its source: one that the guard has recorded, or `opened`, `returned` or `failed`."""
 
     seq: Count
     move_id: Id
-    step: MoveReportStep
+    state: MoveState
     detail: Text = ""
-    left_ms: Milliseconds = 0
-    files: Count = 0
+    left_ms: Milliseconds = 0  # of a freeze
+    frozen_ms: Milliseconds = 0  # length of a freeze that has ended
+    files: Count = 0  # number of files that are back
     kept: Annotated[tuple[Annotated[str, Meta(max_length=MAX_SKIPPED_CHARS)], ...], Meta(max_length=MAX_SKIPPED)] = ()
-    frozen_ms: Milliseconds = 0
+    """Files that were changed at the source meanwhile, and stay."""
     notes: Annotated[tuple[Annotated[str, Meta(max_length=MAX_SKIPPED_CHARS)], ...], Meta(max_length=MAX_SKIPPED)] = ()
+    """For the user."""
 
 
 class ProcessListing(_FromAgent, frozen=True):
@@ -502,20 +498,17 @@ class ResizeAttemptOrder(_ToAgent, frozen=True):
     most_memory_bytes: Amount
 
 
-class MoveOrder(_ToAgent, frozen=True):
-    """The next step of a move at its source: `open` (find the original, let its files be read), `freeze` (for so long
-    at most), `commit` (end the original; refused with `thawed` once it goes on), `thaw`, `return` (put the files of a
-    manifest into its working directory; `shipped` is what was there when it stood still), `close` (forget the move).
-    `look` is what was seen of the original at the request, to compare it with. Each is safe to repeat."""
+class MoveOrder(_ToAgent, frozen=True, kw_only=True):
+    """Next step of a move at its source; each is safe to repeat."""
 
     node: Name
     move_id: Id
-    step: Literal["open", "freeze", "commit", "thaw", "return", "close"]
+    step: Step  # open, freeze, commit, thaw, return or close
     process: ProcessIdentity | None = None
-    freeze_ms: Milliseconds = 0
-    manifest: Name = ""
-    shipped: Name = ""
-    look: ProcessLook | None = None
+    freeze_ms: Milliseconds = 0  # the longest freeze
+    manifest: Name = ""  # files to return
+    shipped: Name = ""  # manifest of the directory when the original was frozen
+    look: ProcessLook | None = None  # at the original, at the time of the request
 
 
 class ListProcesses(_ToAgent, frozen=True):

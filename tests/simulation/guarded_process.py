@@ -19,13 +19,13 @@ from distributed_grid.agent.offloading.guard_core import (
     ContinueTree,
     GuardAction,
     GuardCore,
-    GuardPhase,
     GuardRecord,
     StopTree,
     TreeView,
     WriteRecord,
 )
 from distributed_grid.domain.processes import ProcessIdentity, ProcessLook
+from distributed_grid.domain.states import MoveState, Step
 from distributed_grid.replay.event_queue import EventQueue, ScheduledEvent
 
 FULL = "No space left on device"
@@ -128,7 +128,7 @@ class SimulatedJournal(Struct):
         self.durable = len(self.records)
 
     @property
-    def phase(self) -> GuardPhase:
+    def phase(self) -> MoveState:
         return GuardCore(tuple(self.records)).phase
 
 
@@ -150,7 +150,7 @@ class SimulatedGuard:
             original.on_end = self._observe_soon
 
     @property
-    def phase(self) -> GuardPhase:
+    def phase(self) -> MoveState:
         return self._core.phase
 
     def resume(self) -> None:
@@ -175,14 +175,14 @@ class SimulatedGuard:
 
     def _carry_out(self, step: str, freeze_ms: int, changes: str) -> None:
         core, now = self._core, self._machine.boot_ms
-        if step == "freeze":
+        if step == Step.FREEZE:
             member = ((self.journal.identity.pid, self.journal.identity.pid_start),)
             self._perform(core.freeze(now, freeze_ms, member, ()))
         elif step == "check":
             self._perform(core.check(now, changes))
-        elif step == "commit":
+        elif step == Step.COMMIT:
             self._perform(core.commit(now, self._view()))
-        elif step in ("thaw", "close"):
+        elif step in (Step.THAW, Step.CLOSE):
             self._perform(core.thaw(now, f"ordered to {step}"))
 
     def die(self, *, for_good: bool = False) -> None:
@@ -230,7 +230,7 @@ class SimulatedGuard:
         """Final states are written as soon as there is room; running or ended states are held back until then."""
         if action.record.step in FINAL_PHASES:
             self._later(REWRITE_MS, partial(self._write_again, action))
-        if action.record.step in (GuardPhase.THAWED, GuardPhase.GONE):
+        if action.record.step in (MoveState.THAWED, MoveState.GONE):
             self.hear(action.record)
 
     def _write_again(self, action: WriteRecord) -> None:
@@ -247,13 +247,13 @@ class SimulatedGuard:
         self.hear(action.record)
 
     def _stop(self) -> None:
-        if self._original is None or self._core.phase is not GuardPhase.FREEZING:
+        if self._original is None or self._core.phase is not MoveState.FREEZING:
             return
         self._original.stop()
         self._perform(self._core.stopped(self._machine.boot_ms, self._core.members, self._core.spared))
 
     def _kill(self) -> None:
-        if self._core.phase is GuardPhase.DECIDED:
+        if self._core.phase is MoveState.DECIDED:
             if self._original is not None:
                 self._original.end("killed")
             self._perform(self._core.killed(self._machine.boot_ms))

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
 from distributed_grid.domain.blocks import Block
+from distributed_grid.domain.events import MoveReported
 from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Ending, Job
@@ -246,6 +247,8 @@ class InvariantChecker:
         assert moment is not None
         self.steps += 1
         self.visited[type(moment.event).__name__] += 1
+        if isinstance(moment.event, MoveReported):
+            self.visited[f"move-{moment.event.state}"] += 1
         self._watch.end(moment, came_of_it)
         self._lost_blocks_are_lost(moment.rows_before, moment.changes)
         for row in moment.changes:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from distributed_grid.agent.offloading.guard_core import GuardPhase
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move
 from distributed_grid.domain.processes import ProcessLook
+from distributed_grid.domain.states import MoveState
 from distributed_grid.reactor.offloading.process_moves import job_uid
 from tests.simulation.guarded_process import SimulatedOriginal
 from tests.simulation.machine import Machine, SimulatedProcess
@@ -68,7 +68,7 @@ class MoveInvariants:
 
     def _is_decided(self, machine: Machine, original: SimulatedOriginal) -> bool:
         guards = (one for one in machine.guards.values() if one.journal.identity == original.identity)
-        return any(guard.phase is GuardPhase.DECIDED for guard in guards)
+        return any(guard.phase is MoveState.DECIDED for guard in guards)
 
     def may_wait(self, move: Move) -> bool:
         """Whether the word of its source can never come: its agent has lost its directory, or has lied."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, STILL_PHASES, GuardPhase, GuardRecord
+from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, STILL_PHASES, GuardRecord
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.control.agent_messages import move_order
 from distributed_grid.control.batch import Entry
@@ -25,7 +25,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MOVE_PREFIX, Move, MovedProcess, Way
 from distributed_grid.domain.processes import ProcessLook
 from distributed_grid.domain.resources import Amounts
-from distributed_grid.domain.states import JobState, MoveState, NodeState
+from distributed_grid.domain.states import JobState, MoveState, NodeState, Step
 from distributed_grid.errors import GridError
 from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, move_effects
 from distributed_grid.wire import MoveOrder
@@ -183,15 +183,15 @@ class SimulatedMoves:
         move_id = order.move_id
         journal = self._machine.journals.get(move_id)
         guard = self._machine.guards.get(move_id)
-        if order.step == "close":
+        if order.step is Step.CLOSE:
             self._close(move_id)
-        elif journal is None and order.step == "open":
+        elif journal is None and order.step is Step.OPEN:
             self._open(order)
         elif journal is None or guard is None:
             self._answer_unknown(order)
-        elif order.step == "return":
+        elif order.step is Step.RETURN:
             self._machine.queue.after(self._machine.random.randint(20, 500), lambda: self._return(move_id))
-        elif guard.phase in FINAL_PHASES or order.step == "open":
+        elif guard.phase in FINAL_PHASES or order.step is Step.OPEN:
             self._report_again(journal)
         else:
             self._order(guard, order)
@@ -200,7 +200,7 @@ class SimulatedMoves:
         """Pass an order on to the guard; a commit waits for the second look."""
         if order.look is not None:
             self._looks[order.move_id] = order.look
-        if order.step == "commit" and guard.phase is GuardPhase.FROZEN:
+        if order.step is Step.COMMIT and guard.phase is MoveState.FROZEN:
             self._commits.add(order.move_id)
             self._check(order.move_id)
         else:
@@ -214,7 +214,7 @@ class SimulatedMoves:
 
         def done() -> None:
             guard, journal = machine.guards.get(move_id), machine.journals.get(move_id)
-            if not self._is_alive() or guard is None or journal is None or guard.phase is not GuardPhase.FROZEN:
+            if not self._is_alive() or guard is None or journal is None or guard.phase is not MoveState.FROZEN:
                 return
             original = machine.originals.get(journal.identity.pid)
             same = original is not None and original.identity == journal.identity and original.look == first
@@ -227,13 +227,13 @@ class SimulatedMoves:
         assert identity is not None
         original = self._machine.originals.get(identity.pid)
         if original is None or original.identity != identity or not original.is_alive:
-            self._outbox.moved(order.move_id, "gone", detail=f"process {identity.pid} is not there")
+            self._outbox.moved(order.move_id, MoveState.GONE, detail=f"process {identity.pid} is not there")
         elif self._machine.disk_is_full:
-            self._outbox.moved(order.move_id, "failed", detail=FULL)
+            self._outbox.moved(order.move_id, MoveState.FAILED, detail=FULL)
         else:
             journal = self._machine.journals[order.move_id] = SimulatedJournal(order.move_id, identity)
             self._guard(journal).hear = self._hearing(order.move_id)
-            self._outbox.moved(order.move_id, "opened")
+            self._outbox.moved(order.move_id, MoveState.OPENED)
 
     def _guard(self, journal: SimulatedJournal) -> SimulatedGuard:
         original = self._machine.originals.get(journal.identity.pid)
@@ -248,25 +248,25 @@ class SimulatedMoves:
         if move_id not in self._machine.journals:
             return
         if guard is not None and guard.phase not in FINAL_PHASES:
-            guard.order("close")
+            guard.order(Step.CLOSE)
             self._machine.queue.after(CLOSE_MS, lambda: self._close(move_id) if self._is_alive() else None)
             return
         self._machine.journals.pop(move_id, None)
         self._outbox.forget_move(move_id)
 
     def _answer_unknown(self, order: MoveOrder) -> None:
-        if order.step == "return":
-            self._outbox.moved(order.move_id, "returned", detail=UNKNOWN)
+        if order.step is Step.RETURN:
+            self._outbox.moved(order.move_id, MoveState.RETURNED, detail=UNKNOWN)
             return
         identity = order.process
         original = self._machine.originals.get(identity.pid) if identity is not None else None
         is_there = original is not None and original.identity == identity and original.is_alive
-        self._outbox.moved(order.move_id, "thawed" if is_there else "gone", detail=UNKNOWN)
+        self._outbox.moved(order.move_id, MoveState.THAWED if is_there else MoveState.GONE, detail=UNKNOWN)
 
     def _return(self, move_id: str) -> None:
         if self._is_alive():
             full = self._machine.disk_is_full
-            self._outbox.moved(move_id, "failed" if full else "returned", files=0 if full else 1)
+            self._outbox.moved(move_id, MoveState.FAILED if full else MoveState.RETURNED, files=0 if full else 1)
 
     # ------------------------------------------------------------------ what guards record
 
@@ -277,27 +277,27 @@ class SimulatedMoves:
         if journal.records:
             self._recorded(journal.move_id, journal.records[-1])
         else:
-            self._outbox.moved(journal.move_id, "opened")
+            self._outbox.moved(journal.move_id, MoveState.OPENED)
 
     def _recorded(self, move_id: str, record: GuardRecord) -> None:
-        if record.step is GuardPhase.FREEZING:
+        if record.step is MoveState.FREEZING:
             return
-        if record.step is GuardPhase.FROZEN:
+        if record.step is MoveState.FROZEN:
             self._check(move_id)
-        elif record.step is GuardPhase.CHECKED and move_id in self._commits:
-            self._machine.guards[move_id].order("commit")
+        elif record.step is MoveState.CHECKED and move_id in self._commits:
+            self._machine.guards[move_id].order(Step.COMMIT)
         if record.step in STILL_PHASES:
-            self._outbox.moved(move_id, "frozen", left_ms=max(record.until_ms - self._machine.boot_ms, 0))
+            self._outbox.moved(move_id, MoveState.FROZEN, left_ms=max(record.until_ms - self._machine.boot_ms, 0))
             return
-        if record.step is GuardPhase.DECIDED:
+        if record.step is MoveState.DECIDED:
             self._decided.add(move_id)
-            self._outbox.moved(move_id, "decided")
-        elif record.step is GuardPhase.DEAD:
+            self._outbox.moved(move_id, MoveState.DECIDED)
+        elif record.step is MoveState.DEAD:
             if move_id not in self._decided:
-                self._outbox.moved(move_id, "decided")
-            self._outbox.moved(move_id, "dead", detail=record.why)
+                self._outbox.moved(move_id, MoveState.DECIDED)
+            self._outbox.moved(move_id, MoveState.DEAD, detail=record.why)
         else:
-            self._outbox.moved(move_id, "gone" if record.step is GuardPhase.GONE else "thawed", detail=record.why)
+            self._outbox.moved(move_id, record.step, detail=record.why)
 
 
 class SourceFiles(NamedTuple):

@@ -14,6 +14,7 @@ from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.domain.processes import ProcessIdentity, ProcessInfo
 from distributed_grid.domain.resources import Capacity, Claim, GpuDevice, GpuShare
+from distributed_grid.domain.states import MoveState, Step
 from distributed_grid.errors import ProtocolError
 
 ENDPOINT = wire.Endpoint("10.0.0.1", 7000, "ab" * 32, "/run/memory.sock", "life")
@@ -33,7 +34,9 @@ FROM_AGENT: list[wire.FromAgent] = [
     wire.AttemptStartedReport(1, "a.1", 5, 77, (0, 1)),
     wire.AttemptPausedReport(2, "a.1", 5, True, "its owner is back"),
     wire.AttemptEndedReport(3, "a.1", 5, Outcome(Ending.EXITED, exit_code=3), mark_age_ms=7),
-    wire.MoveReport(4, "move-1", "frozen", "stands still", 9000, 2, ("a",)),
+    wire.MoveReport(
+        seq=4, move_id="move-1", state=MoveState.FROZEN, detail="stands still", left_ms=9000, files=2, kept=("a",)
+    ),
     wire.ProcessListing(7, (ProcessInfo(7, 8, "boot", 1, 1000, "ann", "python", ("python", "a.py")),), more=True),
     wire.FilesChecked(8, ("/data/set",)),
     wire.FileChunk(4, b"output", at=9),
@@ -59,7 +62,9 @@ TO_AGENT: list[wire.ToAgent] = [
     wire.StopAttemptOrder("a.1", 5, "cancelled", "by ada", 5000),
     wire.PauseAttemptOrder("a.1", 5, True, "gpu1 is degraded"),
     wire.ResizeAttemptOrder("a.1", 5, 2**30, 2**34),
-    wire.MoveOrder("gpu1", "move-1", "freeze", ProcessIdentity(7, 8, "boot"), 10_000),
+    wire.MoveOrder(
+        node="gpu1", move_id="move-1", step=Step.FREEZE, process=ProcessIdentity(7, 8, "boot"), freeze_ms=10_000
+    ),
     wire.ListProcesses(7, "gpu1", 7, ("SEED",)),
     wire.CheckFiles(8, (("/data/set", 100),)),
     wire.AcknowledgeMarks(2),

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from distributed_grid.domain.jobs import Outcome
+from distributed_grid.domain.states import MoveState
 from distributed_grid.wire import (
     AttemptEndedReport,
     AttemptPausedReport,
     AttemptStartedReport,
     MoveReport,
-    MoveReportStep,
     clipped,
 )
 
@@ -46,7 +46,7 @@ class Outbox:
         self._numbers = itertools.count(1)
         self._unacknowledged: dict[int, Report] = {}
         self._ends: dict[str, int] = {}  # by attempt, the number of its end
-        self._moved: dict[tuple[str, str], int] = {}  # by move and step, the number of the report
+        self._moved: dict[tuple[str, MoveState], int] = {}  # by move and state, the number of the report
         self._launched: dict[str, _Launched] = {}
 
     def started(self, attempt_id: str, fence: int, pid: int, cores: tuple[int, ...] = (), pid_start: int = 0) -> None:
@@ -87,7 +87,7 @@ class Outbox:
     def moved(
         self,
         move_id: str,
-        step: MoveReportStep,
+        state: MoveState,
         *,
         detail: str = "",
         left_ms: int = 0,
@@ -96,13 +96,13 @@ class Outbox:
         kept: tuple[str, ...] = (),
         notes: tuple[str, ...] = (),
     ) -> None:
-        """Report a step of a move at its source. An unacknowledged report is sent again under its number."""
-        seq = self._moved.get((move_id, step)) or next(self._numbers)
-        self._moved[move_id, step] = seq
+        """Report the state of a move at its source. An unacknowledged report is sent again under its number."""
+        seq = self._moved.get((move_id, state)) or next(self._numbers)
+        self._moved[move_id, state] = seq
         report = MoveReport(
-            seq,
-            move_id,
-            step,
+            seq=seq,
+            move_id=move_id,
+            state=state,
             detail=clipped(detail),
             left_ms=left_ms,
             files=files,
@@ -121,7 +121,7 @@ class Outbox:
         """Forget the report of this number, and return it; None the second time."""
         report = self._unacknowledged.pop(seq, None)
         if isinstance(report, MoveReport):
-            self._moved.pop((report.move_id, report.step), None)
+            self._moved.pop((report.move_id, report.state), None)
         elif report is not None and self._ends.get(report.lease_id) == seq:
             del self._ends[report.lease_id]
         return report

@@ -11,16 +11,12 @@ from distributed_grid.domain.events import (
     AttemptPaused,
     AttemptStarted,
     Event,
-    MoveDecided,
-    MoveDied,
-    MoveFailed,
-    MoveFrozen,
-    MoveReturned,
-    MoveThawed,
+    MoveReported,
 )
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.states import MoveState, Step
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.reactor.effects import (
     AttemptEffect,
@@ -59,22 +55,20 @@ Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
 def heartbeat_reply(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatReply:
     """Answer to a heartbeat: the hold of the node's attempts, its resources lent through Ray, and the announced end of
     its machine."""
-    hold_ms, seen = _hold_of(ledger, message.node), ledger.observations.get(message.node)
-    wanted = seen is not None and seen.report_wanted
-    end = announced_end(ledger, message.node, now)
-    confirmed = seen is not None and seen.clock_confirmed
-    if not ledger.bindings:
-        return HeartbeatReply(
-            message.beat, hold_ms, node=message.node, report_capacity=wanted, end=end, clock_confirmed=confirmed
-        )
-    book = NodeClaims(
-        lease.claim
-        for lease in ledger.leases_of(message.node)
-        if lease.engine and not lease.job and lease.claim is not None
+    seen = ledger.observations.get(message.node)
+    leases = ledger.leases_of(message.node) if ledger.bindings else ()
+    lent = NodeClaims(lease.claim for lease in leases if lease.engine and not lease.job and lease.claim is not None)
+    return HeartbeatReply(
+        message.beat,
+        _hold_of(ledger, message.node),
+        ray_cpu_milli=lent.cpu_milli,
+        ray_memory_bytes=lent.memory_bytes,
+        ray_gpu_milli=sum(lent.gpu_milli.values()),
+        node=message.node,
+        report_capacity=seen is not None and seen.report_wanted,
+        end=announced_end(ledger, message.node, now),
+        clock_confirmed=seen is not None and seen.clock_confirmed,
     )
-    gpu_milli = sum(book.gpu_milli.values())
-    lent = (book.cpu_milli, book.memory_bytes, gpu_milli)
-    return HeartbeatReply(message.beat, hold_ms, *lent, message.node, wanted, end, confirmed)
 
 
 def announced_end(ledger: Ledger, node: str, now: int) -> AnnouncedEnd | None:
@@ -104,10 +98,10 @@ def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToA
         return StartAttemptOrder(
             effect.node,
             attempt.lease_id,
-            attempt.fence,
-            effect.job.id,
-            replace(effect.job.command, payload=""),  # only pull workers read it
-            claim,
+            fence=attempt.fence,
+            job_id=effect.job.id,
+            command=replace(effect.job.command, payload=""),  # only pull workers read it
+            claim=claim,
             hold_ms=_hold_of(ledger, effect.node),
             beat=seen.beat if seen is not None else 0,
             generation=effect.lease.generation,
@@ -138,27 +132,53 @@ def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...
     uid, _, number = message.lease_id.rpartition(".")
     attempt = int(number) if number.isdecimal() and len(number) < MAX_NUMBER_DIGITS else 0
     if isinstance(message, AttemptStartedReport):
-        return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes, message.pid_start)
+        return AttemptStarted(
+            uid,
+            attempt,
+            fence=message.fence,
+            pid=message.pid,
+            cores=message.cores,
+            nodes=nodes,
+            pid_start=message.pid_start,
+        )
     if isinstance(message, AttemptPausedReport):
-        return AttemptPaused(uid, attempt, message.fence, message.paused, message.detail, nodes)
+        return AttemptPaused(
+            uid, attempt, fence=message.fence, paused=message.paused, detail=message.detail, nodes=nodes
+        )
     if isinstance(message, CheckpointAge):
         return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)
     if isinstance(message, HeldMemory):
         return AttemptOutgrown(uid, attempt, message.fence, message.memory_bytes, nodes)
-    started = (message.pid, message.cores, message.mark_age_ms, message.pid_start)
     return AttemptEnded(
-        uid, attempt, message.fence, message.outcome, nodes, *started, has_checkpoint=message.has_checkpoint
+        uid,
+        attempt,
+        fence=message.fence,
+        outcome=message.outcome,
+        nodes=nodes,
+        pid=message.pid,
+        cores=message.cores,
+        mark_age_ms=message.mark_age_ms,
+        pid_start=message.pid_start,
+        has_checkpoint=message.has_checkpoint,
     )
 
 
 def move_order(effect: OrderMoveStep) -> MoveOrder:
     """The order of a step of a move to the agent of its source."""
     move, step = effect.move, effect.step
-    identity = move.process.identity if move.process is not None else None
-    look = move.process.look if move.process is not None and step in ("freeze", "commit") else None
-    freeze_ms = move.freeze_ms if step == "freeze" else 0
-    results, shipped = (move.results, move.final) if step == "return" else ("", "")
-    return MoveOrder(move.source, move.id, step, identity, freeze_ms, results, shipped, look)
+    returns = step is Step.RETURN
+    order = MoveOrder(
+        node=move.source,
+        move_id=move.id,
+        step=step,
+        freeze_ms=move.freeze_ms if step is Step.FREEZE else 0,
+        manifest=move.results if returns else "",
+        shipped=move.final if returns else "",
+    )
+    if move.process is None:
+        return order
+    look = move.process.look if step in (Step.FREEZE, Step.COMMIT) else None
+    return replace(order, process=move.process.identity, look=look)
 
 
 def orders_to(ledger: Ledger, node: str) -> list[MoveOrder]:
@@ -173,24 +193,23 @@ def unknown_moves(ledger: Ledger, hello: AgentHello, nodes: tuple[str, ...]) -> 
     """Orders to forget the moves in an agent's journal that the ledger does not have (any more)."""
     known = {move_id for node in nodes for move_id in ledger.moves_at.get(node, ())}
     ours = {move_id for move_id in known if ledger.moves[move_id].source in nodes}
-    return [MoveOrder(hello.node, move_id, "close") for move_id in hello.moves if move_id not in ours]
+    return [
+        MoveOrder(node=hello.node, move_id=move_id, step=Step.CLOSE) for move_id in hello.moves if move_id not in ours
+    ]
 
 
 def event_of_move(report: MoveReport, ledger: Ledger, nodes: tuple[str, ...]) -> Event | None:
     """The event of a report of an agent that serves these nodes; None if it changes nothing."""
     move = ledger.moves.get(report.move_id)
-    if move is None or move.source not in nodes:
+    if move is None or move.source not in nodes or report.state is MoveState.OPENED:
         return None
-    if report.step == "frozen":
-        return MoveFrozen(move.id, report.left_ms, nodes)
-    if report.step == "decided":
-        return MoveDecided(move.id, nodes, report.frozen_ms)
-    if report.step == "dead":
-        return MoveDied(move.id, nodes, report.detail)
-    if report.step in ("thawed", "gone"):
-        return MoveThawed(move.id, report.detail, nodes, gone=report.step == "gone", frozen_ms=report.frozen_ms)
-    if report.step == "returned":
-        return MoveReturned(move.id, report.files, report.kept, report.detail, nodes, report.notes)
-    if report.step == "failed":
-        return MoveFailed(move.id, report.detail or f"{move.source} could not carry out an order", nodes)
-    return None
+    return MoveReported(
+        move_id=move.id,
+        state=report.state,
+        nodes=nodes,
+        detail=report.detail,
+        frozen_ms=report.frozen_ms,
+        files=report.files,
+        kept=report.kept,
+        notes=report.notes,
+    )

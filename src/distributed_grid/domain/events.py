@@ -18,6 +18,7 @@ from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
 from distributed_grid.domain.resources import Claim
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
+from distributed_grid.domain.states import MoveState
 from distributed_grid.domain.workers import ScalingRules, Worker, WorkerRules
 
 
@@ -737,14 +738,6 @@ class MoveShipped(Event, frozen=True):
     left_out: tuple[str, ...] = ()  # files that are not shipped, with the reason
 
 
-class MoveFrozen(Event, frozen=True):
-    """The whole process tree of the original is frozen for `left_ms`."""
-
-    move_id: str
-    left_ms: int
-    nodes: tuple[str, ...] = ()
-
-
 class MoveFilesSettled(Event, frozen=True):
     """The working directory of the frozen original was copied here."""
 
@@ -754,38 +747,24 @@ class MoveFilesSettled(Event, frozen=True):
     left_out: tuple[str, ...] = ()  # files that are not shipped, with the reason
 
 
-class MoveDecided(Event, frozen=True):
-    """The guard on the source has durably decided to kill the original."""
+class MoveReported(Event, frozen=True, kw_only=True):
+    """The agent of a move's source reported a state of the move there."""
 
     move_id: str
-    nodes: tuple[str, ...] = ()
-    frozen_ms: int = 0  # length of the freeze; 0: unknown
-
-
-class MoveDied(Event, frozen=True):
-    """The whole process tree of the original is gone: seen by its guard, or proven by another boot id."""
-
-    move_id: str
-    nodes: tuple[str, ...] = ()
+    state: MoveState
+    nodes: tuple[str, ...] = ()  # of the agent
     detail: str = ""
-
-
-class MoveThawed(Event, frozen=True):
-    """The original runs on, thawed or never frozen; this is final for the move."""
-
-    move_id: str
-    why: str
-    nodes: tuple[str, ...] = ()
-    gone: bool = False  # it ended by itself
-    frozen_ms: int = 0
+    frozen_ms: int = 0  # length of the freeze; 0: unknown
+    files: int = 0  # number of files that are back
+    kept: tuple[str, ...] = ()  # files that were changed at the source meanwhile, and stay
+    notes: tuple[str, ...] = ()
 
 
 class MoveFailed(Event, frozen=True):
-    """A move failed: the original is left as it was, unless the kill is decided."""
+    """The files of a move could not be shipped: the original is left as it was, unless the kill is decided."""
 
     move_id: str
     why: str
-    nodes: tuple[str, ...] = ()
 
 
 class MoveCancelled(Event, frozen=True):
@@ -801,17 +780,6 @@ class MoveResultsBrought(Event, frozen=True):
     move_id: str
     manifest: str = ""  # empty: there are none, or they cannot be had
     problem: str = ""
-
-
-class MoveReturned(Event, frozen=True):
-    """The files that the job of a moved process has written are back at the source."""
-
-    move_id: str
-    files: int = 0
-    kept: tuple[str, ...] = ()  # files that were changed at the source meanwhile, and stay
-    problem: str = ""
-    nodes: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 class ConsentGiven(Event, frozen=True):

@@ -6,6 +6,8 @@ A pair (state, step) that is not in a table raises IllegalStep and changes nothi
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from distributed_grid.errors import IllegalStep
 
@@ -28,7 +30,7 @@ class LeaseState(enum.StrEnum):
 
 
 class LeaseEnd(enum.StrEnum):
-    """Why a lease is over."""
+    """Reason for the end of a lease."""
 
     RELEASED = "released"
     EXPIRED = "expired"
@@ -50,7 +52,7 @@ class JobState(enum.StrEnum):
 
 
 class WorkerState(enum.StrEnum):
-    """Of a machine that a provider starts for the grid: an intent before it is a machine, and gone only when proven."""
+    """States of a provider's machine: an intent before there is a machine, and gone only when that is proven."""
 
     WANTED = "wanted"
     ASKED = "asked"
@@ -62,7 +64,8 @@ class WorkerState(enum.StrEnum):
 
 
 class MoveState(enum.StrEnum):
-    """Of work that leaves a node: asked for, room is kept, files are there, frozen, will not go on, is dead, runs."""
+    """States of a move: proposed, target reserved, files shipped, source frozen, kill decided, source dead, job
+    running, ended. The guard on the source has some of them, and finer ones, in its journal; its agent reports them."""
 
     PROPOSED = "proposed"
     RESERVED = "reserved"
@@ -73,9 +76,18 @@ class MoveState(enum.StrEnum):
     RUNNING = "running"
     ENDED = "ended"
 
+    # Only at the source:
+    OPENED = "opened"  # the original is found, and its files can be read
+    FREEZING = "freezing"
+    CHECKED = "checked"  # frozen, and compared with the request
+    THAWED = "thawed"  # the original runs on; final
+    GONE = "gone"  # the original ended by itself; final
+    RETURNED = "returned"  # the files of the job are back
+    FAILED = "failed"  # an order could not be carried out, and changed nothing
+
 
 class Step(enum.StrEnum):
-    """What can happen to a node, a lease, a job, a worker or a move."""
+    """Steps of nodes, leases, jobs, workers and moves; the agent of a move's source is ordered to take some of them."""
 
     HEAR = "hear"
     DOUBT = "doubt"
@@ -101,8 +113,12 @@ class Step(enum.StrEnum):
     RESERVE = "reserve"
     SHIP = "ship"
     FREEZE = "freeze"
-    DECIDE = "decide"
+    COMMIT = "commit"
     DIE = "die"
+    OPEN = "open"
+    THAW = "thaw"
+    RETURN = "return"
+    CLOSE = "close"
 
 
 NODE_TRANSITIONS: dict[tuple[NodeState, Step], NodeState] = {
@@ -173,8 +189,8 @@ MOVE_TRANSITIONS: dict[tuple[MoveState, Step], MoveState] = {
     (MoveState.PROPOSED, Step.RESERVE): MoveState.RESERVED,
     (MoveState.RESERVED, Step.SHIP): MoveState.SHIPPED,
     (MoveState.SHIPPED, Step.FREEZE): MoveState.FROZEN,
-    (MoveState.FROZEN, Step.DECIDE): MoveState.DECIDED,
-    (MoveState.RESERVED, Step.DECIDE): MoveState.DECIDED,
+    (MoveState.FROZEN, Step.COMMIT): MoveState.DECIDED,
+    (MoveState.RESERVED, Step.COMMIT): MoveState.DECIDED,
     (MoveState.DECIDED, Step.DIE): MoveState.DEAD,
     (MoveState.DEAD, Step.START): MoveState.RUNNING,
     (MoveState.PROPOSED, Step.END): MoveState.ENDED,
@@ -187,41 +203,22 @@ MOVE_TRANSITIONS: dict[tuple[MoveState, Step], MoveState] = {
 }
 
 
-def advance_node(state: NodeState, step: Step) -> NodeState:
-    """The state a node is in after this step."""
+TRANSITIONS: dict[type[enum.StrEnum], tuple[str, Mapping[tuple[Any, Step], Any]]] = {
+    NodeState: ("node", NODE_TRANSITIONS),
+    LeaseState: ("lease", LEASE_TRANSITIONS),
+    JobState: ("job", JOB_TRANSITIONS),
+    WorkerState: ("worker", WORKER_TRANSITIONS),
+    MoveState: ("move", MOVE_TRANSITIONS),
+}
+"""By the type of the states: the noun, and its table."""
+S = TypeVar("S", NodeState, LeaseState, JobState, WorkerState, MoveState)
+
+
+def advance(state: S, step: Step) -> S:
+    """The state after this step; IllegalStep where the table of the noun does not have it."""
+    noun, table = TRANSITIONS[type(state)]
     try:
-        return NODE_TRANSITIONS[state, step]
+        after: S = table[state, step]
     except KeyError:
-        raise IllegalStep(f"a node that is {state} cannot {step}") from None
-
-
-def advance_lease(state: LeaseState, step: Step) -> LeaseState:
-    """The state a lease is in after this step."""
-    try:
-        return LEASE_TRANSITIONS[state, step]
-    except KeyError:
-        raise IllegalStep(f"a lease that is {state} cannot {step}") from None
-
-
-def advance_job(state: JobState, step: Step) -> JobState:
-    """The state a job is in after this step."""
-    try:
-        return JOB_TRANSITIONS[state, step]
-    except KeyError:
-        raise IllegalStep(f"a job that is {state} cannot {step}") from None
-
-
-def advance_worker(state: WorkerState, step: Step) -> WorkerState:
-    """The state a worker is in after this step."""
-    try:
-        return WORKER_TRANSITIONS[state, step]
-    except KeyError:
-        raise IllegalStep(f"a worker that is {state} cannot {step}") from None
-
-
-def advance_move(state: MoveState, step: Step) -> MoveState:
-    """The state a move is in after this step."""
-    try:
-        return MOVE_TRANSITIONS[state, step]
-    except KeyError:
-        raise IllegalStep(f"a move that is {state} cannot {step}") from None
+        raise IllegalStep(f"a {noun} that is {state} cannot {step}") from None
+    return after

@@ -21,7 +21,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MoveEnd
 from distributed_grid.domain.nodes import cpu_part, gpu_part, pressure
 from distributed_grid.domain.rebalancing import ACTIONS
-from distributed_grid.domain.states import JobState, LeaseState, MoveState, NodeState
+from distributed_grid.domain.states import MOVE_TRANSITIONS, JobState, LeaseState, NodeState
 from distributed_grid.monitoring.snapshots import fresh_usage, heartbeat_age_seconds
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -153,9 +153,8 @@ def _gauges(reading: MetricsReading) -> Iterable[Metric]:
         if job_state is not JobState.ENDED:
             jobs.add_metric([str(job_state)], reading.jobs.get(str(job_state), 0))
     moves = GaugeMetricFamily("grid_moves", "Moves that go on.", labels=["state"])
-    for move_state in MoveState:
-        if move_state is not MoveState.ENDED:
-            moves.add_metric([str(move_state)], reading.moves.get(str(move_state), 0))
+    for move_state in dict.fromkeys(state for state, _ in MOVE_TRANSITIONS):
+        moves.add_metric([str(move_state)], reading.moves.get(str(move_state), 0))
     yield leases
     yield jobs
     yield moves

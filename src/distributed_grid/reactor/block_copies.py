@@ -28,7 +28,7 @@ from distributed_grid.domain.nodes import first_node
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.resources import Amounts, Priority
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.states import LeaseEnd, LeaseState, NodeState, Step, advance_lease
+from distributed_grid.domain.states import LeaseEnd, LeaseState, NodeState, Step, advance
 from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.lease_transitions import end_lease, grant
 from distributed_grid.scheduling.placement.placement import Placement
@@ -198,7 +198,7 @@ def leaving_lease(ledger: Ledger, place: BlockCopy, why: str) -> list[Row]:
     lease = ledger.leases.get(place.copy)
     if lease is None or lease.state not in (LeaseState.RESERVING, LeaseState.ACTIVE):
         return []
-    return [replace(lease, state=advance_lease(lease.state, Step.RELEASE), detail=why)]
+    return [replace(lease, state=advance(lease.state, Step.RELEASE), detail=why)]
 
 
 # ------------------------------------------------------------------ freed and lost

@@ -7,7 +7,7 @@ kind takes a struct in the union and its derivation here, and its performer in t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -19,7 +19,7 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import DegradedNode, Move
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.states import JobState, MoveState, WorkerState
+from distributed_grid.domain.states import JobState, MoveState, Step, WorkerState
 from distributed_grid.domain.workers import Worker
 from distributed_grid.reactor.workers.host_leases import has_host
 from distributed_grid.scheduling.pressure.relief import jobs_to_pause
@@ -134,7 +134,7 @@ class OrderMoveStep(Struct, frozen=True):
     """Order the next step of a move from the agent of its source."""
 
     move: Move
-    step: MoveOrderStep
+    step: Step  # open, freeze, commit, thaw, return or close
 
 
 class ShipFiles(Struct, frozen=True):
@@ -149,7 +149,6 @@ class BringResults(Struct, frozen=True):
     move: Move
 
 
-MoveOrderStep = Literal["open", "freeze", "commit", "thaw", "return", "close"]
 AttemptEffect = StartAttempt | StopAttempt | PauseAttempt | ResizeAttempt
 EngineEffect = BindLease | SetGroupTerm | FreeBinding
 MemoryEffect = ServeMemory | MakeCopy | FreeCopies
@@ -372,19 +371,19 @@ def _effects_of_move(move: Move) -> list[MoveEffect]:
     if move.process is None:  # a job: its attempts are stopped and started as always
         return []
     if move.is_over:
-        thaws = [OrderMoveStep(move, "thaw")] if move.frozen_at_ms and not move.job else []
-        return [*thaws, OrderMoveStep(move, "close")]
+        thaws = [OrderMoveStep(move, Step.THAW)] if move.frozen_at_ms and not move.job else []
+        return [*thaws, OrderMoveStep(move, Step.CLOSE)]
     state, is_committed = move.state, move.commit_asked_at_ms > 0
     if state is MoveState.RESERVED:
-        return [OrderMoveStep(move, "open"), ShipFiles(move)]
+        return [OrderMoveStep(move, Step.OPEN), ShipFiles(move)]
     if state is MoveState.SHIPPED:
-        return [OrderMoveStep(move, "freeze")]
+        return [OrderMoveStep(move, Step.FREEZE)]
     if state is MoveState.FROZEN and not is_committed:
         return [ShipFiles(move)]
     if state in (MoveState.FROZEN, MoveState.DECIDED):
-        return [OrderMoveStep(move, "thaw" if move.ending is not None and not move.is_decided else "commit")]
+        return [OrderMoveStep(move, Step.THAW if move.ending is not None and not move.is_decided else Step.COMMIT)]
     if state in (MoveState.DEAD, MoveState.RUNNING) and move.result:
-        return [OrderMoveStep(move, "return") if move.results else BringResults(move)]
+        return [OrderMoveStep(move, Step.RETURN) if move.results else BringResults(move)]
     return []
 
 

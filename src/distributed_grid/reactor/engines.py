@@ -34,7 +34,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node
 from distributed_grid.domain.rebalancing import GRID_USER, USED, RebalanceState, is_automatic, resource_of
 from distributed_grid.domain.rows import Counter, Row
-from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_lease
+from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance
 from distributed_grid.errors import Refused
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record, RecordType
 from distributed_grid.reactor.jobs import requeue_unstarted
@@ -65,7 +65,7 @@ def _activate(lease: Lease) -> list[Row]:
     """A plain lease is active as soon as it is bound; a job's becomes so when its command runs."""
     if lease.job or lease.awaits or lease.state is not LeaseState.RESERVING:
         return []
-    return [replace(lease, state=advance_lease(lease.state, Step.BIND))]
+    return [replace(lease, state=advance(lease.state, Step.BIND))]
 
 
 def _binding_record(kind: RecordType, lease: Lease, binding: Binding, reason: str = "") -> Record:
@@ -217,9 +217,9 @@ def _with_bound_state(lease: Lease, *, bound: bool) -> Lease:
     if lease.job or lease.awaits:
         return lease
     if bound and lease.state is LeaseState.RESERVING:
-        return replace(lease, state=advance_lease(lease.state, Step.BIND))
+        return replace(lease, state=advance(lease.state, Step.BIND))
     if not bound and lease.state is LeaseState.ACTIVE:
-        return replace(lease, state=advance_lease(lease.state, Step.UNBIND))
+        return replace(lease, state=advance(lease.state, Step.UNBIND))
     return lease
 
 

@@ -28,7 +28,7 @@ from distributed_grid.domain.nodes import MissingAttempt, NodeObservation
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import Claim
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, MoveState, Step, advance_job, advance_lease
+from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, MoveState, Step, advance
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import leases
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, LeaseAnswer, Record, RecordType
@@ -207,8 +207,8 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
         settled = job.stop is not None and not job.stop.requeue
         return Decision(answer=JobAnswer(job)) if settled else _order_stop(job, stop, [])
     if lease.state is not LeaseState.RELEASING:
-        lease = replace(lease, state=advance_lease(lease.state, Step.RELEASE), detail=detail)
-    stopping = replace(job, state=advance_job(job.state, Step.STOP))
+        lease = replace(lease, state=advance(lease.state, Step.RELEASE), detail=detail)
+    stopping = replace(job, state=advance(job.state, Step.STOP))
     return _order_stop(stopping, stop, [lease])
 
 
@@ -230,7 +230,7 @@ def _end_unstarted(ledger: Ledger, job: Job, lease: Lease, outcome: Outcome, now
         attempts = (*attempts[:-1], replace(job.attempt, ended_at_ms=now, outcome=outcome))
     over = replace(
         job,
-        state=advance_job(job.state, Step.END),
+        state=advance(job.state, Step.END),
         attempts=attempts,
         outcome=outcome,
         ended_at_ms=now,
@@ -251,11 +251,11 @@ def on_started(ledger: Ledger, event: AttemptStarted, now: int) -> Decision:
     if is_awaiting_checkpoint(job):
         return Decision()
     running = replace(attempt, started_at_ms=now, pid=event.pid, cores=event.cores, pid_start=event.pid_start)
-    state = advance_job(job.state, Step.START) if job.state is JobState.ASSIGNED else job.state
+    state = advance(job.state, Step.START) if job.state is JobState.ASSIGNED else job.state
     changes: list[Row] = [replace(job, state=state, attempts=(*job.attempts[:-1], running))]
     lease = ledger.leases[attempt.lease_id]
     if lease.state is LeaseState.RESERVING:
-        changes.append(replace(lease, state=advance_lease(lease.state, Step.BIND)))
+        changes.append(replace(lease, state=advance(lease.state, Step.BIND)))
     seen = ledger.observations.get(attempt.node)
     if seen is not None and seen.failed_starts:
         changes.append(count_start(seen))
@@ -275,7 +275,7 @@ def on_paused(ledger: Ledger, event: AttemptPaused, now: int) -> Decision:
     expected = JobState.RUNNING if event.paused else JobState.PAUSED
     if job is None or attempt is None or job.state is not expected:
         return Decision()
-    changed = replace(job, state=advance_job(job.state, Step.PAUSE if event.paused else Step.RESUME))
+    changed = replace(job, state=advance(job.state, Step.PAUSE if event.paused else Step.RESUME))
     kind: RecordType = "paused" if event.paused else "resumed"
     return Decision(
         [changed], [Record(kind, job.request.user, job.uid, attempt.node, event.detail, {"job_id": job.id})]
@@ -353,7 +353,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         decision.answer = JobAnswer(job)
         return decision
     job = replace(job, checkpoint_from=0, result=event.result)
-    ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now)
+    ended = replace(job, state=advance(job.state, Step.END), outcome=outcome, ended_at_ms=now)
     decision.changes.append(ended)
     decision.records.append(_end_record(ended, attempt.node))
     decision.answer = JobAnswer(ended)
@@ -434,7 +434,7 @@ def _requeue(ledger: Ledger, job: Job, now: int, *, counts: bool, evicted_by: st
     lease = _next_lease(job.uid, len(job.attempts) + 1, request, job.submitted_at_ms)
     if (before := ledger.leases.get(job.lease_id)) is not None:
         lease = replace(lease, work=before.work, turn=before.turn)
-    state = advance_job(job.state, Step.REQUEUE)
+    state = advance(job.state, Step.REQUEUE)
     left = job.retries_left - 1 if counts else job.retries_left
     return [lease, replace(job, state=state, lease_id=lease.id, retries_left=left)]
 

@@ -27,7 +27,7 @@ from distributed_grid.domain.leases import Lease, epoch_of, is_plausible_epoch, 
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rows import Counter, Row
-from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, NodeState, Step, advance_lease
+from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, NodeState, Step, advance
 from distributed_grid.reactor.block_copies import overdue
 from distributed_grid.reactor.blocks import release
 from distributed_grid.reactor.decision import Decision
@@ -103,7 +103,7 @@ def on_claimed(ledger: Ledger, event: LeaseClaimed, now: int) -> Decision:
         return end_lease(ledger, lease, LeaseEnd.FAILED, f"recovered, but {problem}", now)
     lease = replace(
         lease,
-        state=advance_lease(lease.state, Step.GRANT),
+        state=advance(lease.state, Step.GRANT),
         claim=event.claim,
         fence=event.fence,
         granted_at_ms=event.granted_at_ms,
@@ -146,7 +146,7 @@ def _confirmed(ledger: Ledger, node: Node, lease: Lease, now: int) -> Decision:
     if node.engine:
         bound = replace(lease, recovered=False, engine=node.engine)
         return Decision([bound, binding_for(ledger, bound, bound.fence, now, again=True)], [record])
-    return Decision([replace(lease, recovered=False, state=advance_lease(lease.state, Step.BIND))], [record])
+    return Decision([replace(lease, recovered=False, state=advance(lease.state, Step.BIND))], [record])
 
 
 MAX_EXPIRED_PER_STEP = 256

@@ -15,7 +15,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER, USED, RebalanceState, claimed_amount, resource_of
 from distributed_grid.domain.resources import Claim, Priority
 from distributed_grid.domain.rows import Counter, Row
-from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_job, advance_lease
+from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance
 from distributed_grid.reactor.decision import Decision, Record, RecordType
 from distributed_grid.scheduling.placement.explanation import choice_of
 from distributed_grid.scheduling.placement.placement import Placement
@@ -87,7 +87,7 @@ def grant(
         machine=machine,
         memory_limit_bytes=used.memory_bytes if used is not None else 0,
     )
-    assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
+    assigned = replace(job, state=advance(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
     if seen is not None and seen.asking_since_ms:  # one task for each time that it asks
         decision.changes.append(replace(seen, asking_since_ms=0))
     decision.changes.append(assigned)
@@ -96,13 +96,13 @@ def grant(
 
 def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *, fence: int, bound: bool) -> Lease:
     """The granted lease, with this fence of the grid as it is on its node."""
-    state = advance_lease(lease.state, Step.GRANT)
+    state = advance(lease.state, Step.GRANT)
     duration, seen = lease.request.duration_ms, ledger.observations.get(node)
     lender = ledger.nodes[node]
     engine = lender.engine if lender.engine_node and not lease.request.within else ""
     return replace(
         lease,
-        state=advance_lease(state, Step.BIND) if bound and not engine else state,
+        state=advance(state, Step.BIND) if bound and not engine else state,
         engine=engine,
         node=node,
         claim=claim,
@@ -131,13 +131,13 @@ def _carve(ledger: Ledger, place: Placement, user: Lease, fence: int, now: int) 
         data |= {"source_node": lease.node, "allocation_id": user.id}
         decision.records.append(Record("rebalanced", GRID_USER, lease_id, target, why, data=data))
         if is_used_up(lease, left):
-            leaving = replace(lease, state=advance_lease(lease.state, Step.RELEASE))
+            leaving = replace(lease, state=advance(lease.state, Step.RELEASE))
             decision.changes.append(_ended(leaving, LeaseEnd.RELEASED, "all of it is used", now))
             continue
         smaller = replace(lease, claim=left)
         if lease.engine:
             fence += 1
-            smaller = replace(smaller, state=advance_lease(lease.state, Step.UNBIND))
+            smaller = replace(smaller, state=advance(lease.state, Step.UNBIND))
             decision.changes.append(
                 binding_for(ledger, smaller, fence_on(ledger.nodes[lease.node], fence), now, again=True)
             )
@@ -172,9 +172,7 @@ def preempt_victims(
         record = lease_record("preempted", victim, ledger.jobs.get(victim.job), why)
         record.data["preemptor"] = preemptor.id
         decision.records.append(record)
-        leaving = replace(
-            victim, state=advance_lease(victim.state, Step.RELEASE), preempted_by=preemptor.id, detail=why
-        )
+        leaving = replace(victim, state=advance(victim.state, Step.RELEASE), preempted_by=preemptor.id, detail=why)
         if not victim.job:
             decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, why, now))
             decision.changes += _gang_ended(ledger, victim, LeaseEnd.PREEMPTED, why, now, besides=set(plan.victims))
@@ -184,14 +182,14 @@ def preempt_victims(
             continue
         job = ledger.jobs[victim.job]
         stop = StopOrder(Ending.PREEMPTED, why, now, requeue=True)
-        decision.changes += [leaving, replace(job, state=advance_job(job.state, Step.STOP), stop=stop)]
+        decision.changes += [leaving, replace(job, state=advance(job.state, Step.STOP), stop=stop)]
     return decision, tuple(lease_id for lease_id in plan.awaits if lease_id not in ended)
 
 
 def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int) -> Decision:
     """End a lease without a running attempt, and unblock the preemptors that wait for it."""
     if lease.state in (LeaseState.RESERVING, LeaseState.ACTIVE):
-        lease = replace(lease, state=advance_lease(lease.state, Step.RELEASE))
+        lease = replace(lease, state=advance(lease.state, Step.RELEASE))
     held = lease.holds
     over = _ended(lease, end, detail, now)
     kind: RecordType = (
@@ -244,7 +242,7 @@ def _gang_ended(
             continue
         member = ledger.leases[member_id]
         if member.state is not LeaseState.RELEASING:
-            member = replace(member, state=advance_lease(member.state, Step.RELEASE))
+            member = replace(member, state=advance(member.state, Step.RELEASE))
         gone.append(_ended(member, end, f"its gang ended on {lease.node}: {detail or end}", now))
         gone += _unblock_preemptors(ledger, member)
     return gone
@@ -252,7 +250,7 @@ def _gang_ended(
 
 def _ended(lease: Lease, end: LeaseEnd, detail: str, now: int) -> Lease:
     step = Step.WITHDRAW if lease.state is LeaseState.ASKED else Step.END
-    state = advance_lease(lease.state, step)
+    state = advance(lease.state, step)
     return replace(lease, state=state, claim=None, awaits=(), end=end, detail=detail, ended_at_ms=now)
 
 
@@ -263,7 +261,7 @@ def _unblock_preemptors(ledger: Ledger, gone: Lease) -> list[Row]:
         left = tuple(lease_id for lease_id in waiting.awaits if lease_id != gone.id)
         state = waiting.state
         if not left and not waiting.job and not waiting.engine:
-            state = advance_lease(state, Step.BIND)
+            state = advance(state, Step.BIND)
         changed.append(replace(waiting, awaits=left, state=state))
     return changed
 

@@ -23,7 +23,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation
 from distributed_grid.domain.resources import NOTHING
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.states import JobState, LeaseState, NodeState, Step, advance_node
+from distributed_grid.domain.states import JobState, LeaseState, NodeState, Step, advance
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record
 from distributed_grid.reactor.nodes import departed_node, hold_deadline, leases_to_reclaim, suspected_node, why_degraded
 from distributed_grid.scheduling.offers.offer import (
@@ -104,11 +104,11 @@ def assess_node(ledger: Ledger, heard: AssessNode | NodeHeard, now: int) -> Deci
         leaving = engine_leases_to_reclaim(ledger, node, seen.usage)
         decision.follow += [LeaseReclaimed(lease.id, why) for lease in leaving[:MAX_LEASES_PER_STEP]]
     if node.state is NodeState.LOST:
-        node = replace(node, state=advance_node(node.state, Step.JOIN))
+        node = replace(node, state=advance(node.state, Step.JOIN))
     if node.state in (NodeState.JOINING, NodeState.SUSPECT):
-        node = replace(node, state=advance_node(node.state, Step.HEAR))
+        node = replace(node, state=advance(node.state, Step.HEAR))
         if node.cooling:
-            node = replace(node, state=advance_node(node.state, Step.DRAIN))
+            node = replace(node, state=advance(node.state, Step.DRAIN))
         decision.changes.append(node)
         decision.records.append(Record("node-alive", "", node.name, node.name))
         if node.name in ledger.workers:
@@ -182,7 +182,7 @@ def _declare_lost(ledger: Ledger, node: Node, decision: Decision) -> None:
     if is_decided and not seen.lost and not node.is_pull:
         decision.changes.append(replace(seen, lost=True))
     if node.state is NodeState.SUSPECT:
-        node = replace(node, state=advance_node(node.state, Step.LOSE))
+        node = replace(node, state=advance(node.state, Step.LOSE))
         decision.changes.append(node)
         decision.records.append(Record("node-lost", "", node.name, node.name, "its holds have run out"))
     why = f"{node.name} was not heard from for longer than its hold of {node.hold_ms / 1000:g} s"

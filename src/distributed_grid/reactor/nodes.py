@@ -26,7 +26,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation
 from distributed_grid.domain.resources import NOTHING
 from distributed_grid.domain.rows import Counter, Row
-from distributed_grid.domain.states import JobState, NodeState, Step, advance_node
+from distributed_grid.domain.states import JobState, NodeState, Step, advance
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record, RecordType, capacity_details
 from distributed_grid.scheduling.offers.offer import next_offer
@@ -66,7 +66,7 @@ def hold_deadline(node: Node, now: int) -> int:
 
 
 def suspected_node(node: Node) -> Node:
-    return replace(node, state=advance_node(node.state, Step.DOUBT))
+    return replace(node, state=advance(node.state, Step.DOUBT))
 
 
 def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
@@ -166,7 +166,7 @@ def on_forgotten(ledger: Ledger, event: NodeForgotten, now: int) -> Decision:
     if node is None:
         return Decision()
     if node.state in (NodeState.ALIVE, NodeState.SUSPECT):
-        node = replace(node, state=advance_node(node.state, Step.DRAIN))
+        node = replace(node, state=advance(node.state, Step.DRAIN))
     node = replace(node, forgotten=True)
     if not ledger.leases_on.get(event.name):
         node = departed_node(node)
@@ -174,7 +174,7 @@ def on_forgotten(ledger: Ledger, event: NodeForgotten, now: int) -> Decision:
 
 
 def departed_node(node: Node) -> Node:
-    return replace(node, state=advance_node(node.state, Step.LEAVE))
+    return replace(node, state=advance(node.state, Step.LEAVE))
 
 
 def on_alert(ledger: Ledger, event: AlertChanged, now: int) -> Decision:
@@ -205,7 +205,7 @@ def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
     decision = Decision()
     drained = replace(node, cooling=node.cooling or event.cooling)
     if node.state in (NodeState.ALIVE, NodeState.SUSPECT):
-        drained = replace(drained, state=advance_node(node.state, Step.DRAIN))
+        drained = replace(drained, state=advance(node.state, Step.DRAIN))
     if drained.state is NodeState.DRAINING and not node.reclaim and event.reclaims:
         drained = replace(drained, reclaim=event.detail)
     if drained != node:
@@ -235,7 +235,7 @@ def is_being_returned(ledger: Ledger, lease: Lease) -> bool:
 
 
 def _undrained(node: Node) -> Node:
-    return replace(node, state=advance_node(node.state, Step.RESUME), reclaim="")
+    return replace(node, state=advance(node.state, Step.RESUME), reclaim="")
 
 
 def on_resumed(ledger: Ledger, event: NodeResumed, now: int) -> Decision:
@@ -255,7 +255,7 @@ def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
     node = known_node(ledger, event.name)
     state = node.state
     if state in (NodeState.ALIVE, NodeState.SUSPECT):
-        state = advance_node(state, Step.DRAIN)
+        state = advance(state, Step.DRAIN)
     seen = ledger.observations.get(node.name)
     missing = seen.missing if seen is not None else ()  # of another agent, which was not stopped
     kept = {attempt.lease_id for attempt in missing}
@@ -267,7 +267,7 @@ def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
         return Decision(changes, follow=[*lost[:MAX_LEASES_PER_STEP]], later=[event])
     decision = Decision(records=[Record("node-stopped", "", node.name, node.name)], follow=[*lost])
     if state in (NodeState.DRAINING, NodeState.LOST):
-        state = advance_node(advance_node(state, Step.LEAVE), Step.JOIN)
+        state = advance(advance(state, Step.LEAVE), Step.JOIN)
     stopped = replace(node, state=state, wanted=False, reclaim="")
     offer = ledger.offers.get(node.name)
     decision.changes = [stopped, NodeObservation(node.name, 0, missing=missing)]

@@ -125,11 +125,16 @@ def test_the_right_two_of_five_are_moved_and_finish_exactly_once(
     assert cluster.job("counting")["node_id"] == "gpu-master"
     pid = compute(host)
 
-    def advised() -> Any:
-        found = cluster.json("offload", "scan", "-n", "gpu-master")["proposals"]
-        return found if sum(row["recommended"] for row in found) >= 2 else None
+    found: list[dict[str, Any]] = []
 
-    found = wait_until(advised, 90, pause=1)
+    def are_advised() -> bool:
+        found[:] = cluster.json("offload", "scan", "-n", "gpu-master")["proposals"]
+        return sum(row["recommended"] for row in found) >= 2
+
+    try:
+        wait_until(are_advised, 90, pause=1)
+    except AssertionError:
+        pytest.fail(f"the last proposals: {found}; the nodes: {cluster.observe('status')['nodes']}")
     chosen = {row["job_id"] or row["pid"] for row in found if row["recommended"]}
     assert chosen == {"counting", pid}
     ways = {row["job_id"] or row["pid"]: row["way"] for row in found}

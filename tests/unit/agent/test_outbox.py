@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from distributed_grid.agent.outbox import SHORT_MS, Outbox, Report
 from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.states import MoveState
 from distributed_grid.wire import AttemptEndedReport, AttemptPausedReport, AttemptStartedReport
 
 DONE = Outcome(Ending.EXITED, exit_code=0)
@@ -86,9 +87,9 @@ def test_an_end_that_is_known_already_is_sent_again_under_its_number() -> None:
 
 def test_a_step_of_a_move_is_kept_until_it_is_acknowledged_and_repeated_under_its_number() -> None:
     sent = Sent()
-    sent.outbox.moved("move-1", "frozen", left_ms=900)
-    sent.outbox.moved("move-1", "frozen", left_ms=800)
-    sent.outbox.moved("move-1", "decided", frozen_ms=100)
+    sent.outbox.moved("move-1", MoveState.FROZEN, left_ms=900)
+    sent.outbox.moved("move-1", MoveState.FROZEN, left_ms=800)
+    sent.outbox.moved("move-1", MoveState.DECIDED, frozen_ms=100)
     assert [report.seq for report in sent.reports] == [1, 1, 2]
     sent.outbox.resend()
     assert sent.reports[3:] == sent.reports[1:3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from distributed_grid.control.agent_messages import event_of_move, move_order, orders_to, unknown_moves
@@ -11,7 +13,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move, MovedProcess, Way
 from distributed_grid.domain.processes import ProcessIdentity
 from distributed_grid.domain.resources import Amounts
-from distributed_grid.domain.states import MoveState
+from distributed_grid.domain.states import MoveState, Step
 from distributed_grid.reactor.effects import OrderMoveStep
 from distributed_grid.wire import AgentHello, MoveOrder, MoveReport
 
@@ -21,15 +23,20 @@ MOVE = Move(
 )
 
 
+def reported(state: MoveState, move_id: str = "move-1", **fields: Any) -> MoveReport:
+    return MoveReport(seq=1, move_id=move_id, state=state, **fields)
+
+
 def ledger(**fields: object) -> Ledger:
     return Ledger([replace(MOVE, **fields)])
 
 
 def test_every_order_names_the_original_and_only_what_its_step_needs() -> None:
     move = replace(MOVE, freeze_ms=700, final="f" * 64, results="r" * 64)
-    assert move_order(OrderMoveStep(move, "open")) == MoveOrder("gpu1", "move-1", "open", PROCESS.identity)
-    assert move_order(OrderMoveStep(move, "freeze")).freeze_ms == 700
-    returned = move_order(OrderMoveStep(move, "return"))
+    opened = MoveOrder(node="gpu1", move_id="move-1", step=Step.OPEN, process=PROCESS.identity)
+    assert move_order(OrderMoveStep(move, Step.OPEN)) == opened
+    assert move_order(OrderMoveStep(move, Step.FREEZE)).freeze_ms == 700
+    returned = move_order(OrderMoveStep(move, Step.RETURN))
     assert (returned.manifest, returned.shipped) == ("r" * 64, "f" * 64)
 
 
@@ -51,20 +58,19 @@ def test_a_move_that_is_not_known_is_to_be_forgotten() -> None:
 def test_reports_become_events_with_the_nodes_of_the_reporter() -> None:
     found = ledger(state=MoveState.FROZEN)
     nodes = ("gpu1",)
-    assert event_of_move(MoveReport(1, "move-1", "opened"), found, nodes) is None
-    assert event_of_move(MoveReport(1, "move-1", "frozen", left_ms=9), found, nodes) == events.MoveFrozen(
-        "move-1", 9, nodes
-    )
-    assert event_of_move(MoveReport(1, "move-1", "decided"), found, nodes) == events.MoveDecided("move-1", nodes)
-    assert event_of_move(MoveReport(1, "move-1", "dead"), found, nodes) == events.MoveDied("move-1", nodes, "")
-    gone = event_of_move(MoveReport(1, "move-1", "gone", "it ended"), found, nodes)
-    assert gone == events.MoveThawed("move-1", "it ended", nodes, gone=True)
-    assert isinstance(event_of_move(MoveReport(1, "move-1", "failed", "why"), found, nodes), events.MoveFailed)
-    returned = event_of_move(MoveReport(1, "move-1", "returned", files=2, kept=("a",)), found, nodes)
-    assert returned == events.MoveReturned("move-1", 2, ("a",), nodes=nodes)
+    assert event_of_move(reported(MoveState.OPENED), found, nodes) is None
+    event = events.MoveReported(move_id="move-1", state=MoveState.FROZEN, nodes=nodes)
+    assert event_of_move(reported(MoveState.FROZEN, left_ms=9), found, nodes) == event
+    for state in (MoveState.DECIDED, MoveState.DEAD):
+        assert event_of_move(reported(state), found, nodes) == replace(event, state=state)
+    for state in (MoveState.GONE, MoveState.THAWED, MoveState.FAILED):
+        report = reported(state, detail="it ended", frozen_ms=7)
+        assert event_of_move(report, found, nodes) == replace(event, state=state, detail="it ended", frozen_ms=7)
+    returned = event_of_move(reported(MoveState.RETURNED, files=2, kept=("a",), notes=("b",)), found, nodes)
+    assert returned == replace(event, state=MoveState.RETURNED, files=2, kept=("a",), notes=("b",))
 
 
 def test_reports_of_others_and_of_unknown_moves_change_nothing() -> None:
     found = ledger(state=MoveState.FROZEN)
-    assert event_of_move(MoveReport(1, "move-1", "dead"), found, ("gpu2",)) is None
-    assert event_of_move(MoveReport(1, "move-9", "dead"), found, ("gpu1",)) is None
+    assert event_of_move(reported(MoveState.DEAD), found, ("gpu2",)) is None
+    assert event_of_move(reported(MoveState.DEAD, "move-9"), found, ("gpu1",)) is None

@@ -86,8 +86,16 @@ def test_these_seeds_see_every_kind_of_fault_and_most_of_what_can_happen() -> No
         *("AttemptPaused", "AttemptMarked", "AttemptEnded", "AttemptsListed", "PressureRead", "TimePassed"),
         "AttemptOutgrown",
         "StartsExpired",
-        *("MoveRequested", "MoveShipped", "MoveFrozen", "MoveFilesSettled", "MoveDecided", "MoveDied", "MoveReturned"),
-        *("MoveThawed", "MoveFailed", "MoveCancelled", "MoveResultsBrought"),
+        *(
+            "MoveRequested",
+            "MoveShipped",
+            "move-frozen",
+            "MoveFilesSettled",
+            "move-decided",
+            "move-dead",
+            "move-returned",
+        ),
+        *("move-thawed", "MoveFailed", "MoveCancelled", "MoveResultsBrought"),
     }
     told_by_it = {
         *("requested", "queued", "granted", "started", "stopped", "released", "expired", "extended", "withdrawn"),

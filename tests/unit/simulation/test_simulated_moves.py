@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.agent.offloading.guard_core import STILL_PHASES, GuardAction, GuardCore, GuardPhase, TreeView
+from distributed_grid.agent.offloading.guard_core import STILL_PHASES, GuardAction, GuardCore, TreeView
+from distributed_grid.domain.states import MoveState
 from tests.simulation.campaign import failure_text
 from tests.simulation.faults import EVERYWHERE, Fault, FaultKind
 from tests.simulation.guarded_process import SimulatedGuard
@@ -123,7 +124,7 @@ class NeverThaws(GuardCore):
     """Forgets its freeze lease."""
 
     def observe(self, now: int, view: TreeView) -> list[GuardAction]:
-        frozen = self.phase in (GuardPhase.FREEZING, *STILL_PHASES)
+        frozen = self.phase in (MoveState.FREEZING, *STILL_PHASES)
         return [] if frozen and view.is_alive else super().observe(now, view)
 
 
@@ -175,13 +176,13 @@ class Relents(GuardCore):
     """Lets what is decided go on when its lease is over."""
 
     def observe(self, now: int, view: TreeView) -> list[GuardAction]:
-        if self.phase is GuardPhase.DECIDED and now >= self.until_ms:
-            self.phase = GuardPhase.FROZEN
+        if self.phase is MoveState.DECIDED and now >= self.until_ms:
+            self.phase = MoveState.FROZEN
         return super().observe(now, view)
 
     @property
     def wakes_at_ms(self) -> int:
-        return self.until_ms if self.phase is GuardPhase.DECIDED else super().wakes_at_ms
+        return self.until_ms if self.phase is MoveState.DECIDED else super().wakes_at_ms
 
 
 class RelentingGuard(SimulatedGuard):

@@ -21,6 +21,7 @@ from typing import Any
 from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, GuardRecord
 from distributed_grid.agent.offloading.guard_process import GUARDED_ALREADY
 from distributed_grid.agent.offloading.move_journal import LOCK, SOCKET, decode_record, read_journal
+from distributed_grid.domain.states import Step
 from distributed_grid.posix.private_files import open_regular, try_lock
 from distributed_grid.posix.sockets import is_own_peer, short_path
 
@@ -158,7 +159,7 @@ class GuardClient:
             return True
         if records:
             self._on_record(records[-1])
-        is_closed = self._order is not None and self._order["order"] == "close"
+        is_closed = self._order is not None and self._order["order"] == Step.CLOSE
         return bool(records and records[-1].step in FINAL_PHASES) or (is_closed and not is_guarded(self._folder))
 
 

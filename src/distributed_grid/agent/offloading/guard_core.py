@@ -19,40 +19,27 @@ written; if it cannot be written, the rest of the actions is dropped and `not_re
 
 from __future__ import annotations
 
-import enum
 from typing import NamedTuple
+
+from distributed_grid.domain.states import MoveState
 
 MIN_LEASE_MS, MAX_LEASE_MS = 500, 60_000
 MAX_MARGIN_MS = 500
 ANOTHER_BOOT = "its machine was restarted"
 
 
-class GuardPhase(enum.StrEnum):
-    """Of the original of a move: known, being stopped, stopped, compared with the request, to be killed, gone by our
-    hand; or it goes on, or it ended by itself."""
-
-    OPENED = "opened"
-    FREEZING = "freezing"
-    FROZEN = "frozen"
-    CHECKED = "checked"
-    DECIDED = "decided"
-    DEAD = "dead"
-    THAWED = "thawed"
-    GONE = "gone"
-
-
-FINAL_PHASES = frozenset((GuardPhase.DEAD, GuardPhase.THAWED, GuardPhase.GONE))
-STILL_PHASES = frozenset((GuardPhase.FROZEN, GuardPhase.CHECKED))
-"""The whole tree stands still, and goes on when the lease ends."""
-GUARD_TRANSITIONS: dict[GuardPhase, frozenset[GuardPhase]] = {
-    GuardPhase.OPENED: frozenset((GuardPhase.FREEZING, GuardPhase.THAWED, GuardPhase.GONE)),
-    GuardPhase.FREEZING: frozenset((GuardPhase.FROZEN, GuardPhase.THAWED, GuardPhase.GONE)),
-    GuardPhase.FROZEN: frozenset((GuardPhase.CHECKED, GuardPhase.DECIDED, GuardPhase.THAWED, GuardPhase.GONE)),
-    GuardPhase.CHECKED: frozenset((GuardPhase.DECIDED, GuardPhase.THAWED, GuardPhase.GONE)),
-    GuardPhase.DECIDED: frozenset((GuardPhase.DEAD,)),
-    GuardPhase.DEAD: frozenset(),
-    GuardPhase.THAWED: frozenset(),
-    GuardPhase.GONE: frozenset(),
+FINAL_PHASES = frozenset((MoveState.DEAD, MoveState.THAWED, MoveState.GONE))
+STILL_PHASES = frozenset((MoveState.FROZEN, MoveState.CHECKED))
+"""The whole tree is stopped, and is continued when the lease ends."""
+GUARD_TRANSITIONS: dict[MoveState, frozenset[MoveState]] = {
+    MoveState.OPENED: frozenset((MoveState.FREEZING, MoveState.THAWED, MoveState.GONE)),
+    MoveState.FREEZING: frozenset((MoveState.FROZEN, MoveState.THAWED, MoveState.GONE)),
+    MoveState.FROZEN: frozenset((MoveState.CHECKED, MoveState.DECIDED, MoveState.THAWED, MoveState.GONE)),
+    MoveState.CHECKED: frozenset((MoveState.DECIDED, MoveState.THAWED, MoveState.GONE)),
+    MoveState.DECIDED: frozenset((MoveState.DEAD,)),
+    MoveState.DEAD: frozenset(),
+    MoveState.THAWED: frozenset(),
+    MoveState.GONE: frozenset(),
 }
 """From frozen to decided only in the journal of an earlier version: what it has decided holds."""
 Member = tuple[int, int]
@@ -67,7 +54,7 @@ class GuardRecord(NamedTuple):
     still.
     """
 
-    step: GuardPhase
+    step: MoveState
     at_ms: int
     until_ms: int = 0
     members: tuple[Member, ...] = ()
@@ -113,7 +100,7 @@ class GuardCore:
     """Decides what becomes of one original."""
 
     def __init__(self, records: tuple[GuardRecord, ...] = ()) -> None:
-        self.phase = GuardPhase.OPENED
+        self.phase = MoveState.OPENED
         self.until_ms = self.lease_ms = self.frozen_at_ms = 0
         self.members: tuple[Member, ...] = ()
         self.spared: tuple[Member, ...] = ()
@@ -134,7 +121,7 @@ class GuardCore:
         if record.step not in GUARD_TRANSITIONS[self.phase]:
             return
         self.phase = record.step
-        if record.step is GuardPhase.FREEZING:
+        if record.step is MoveState.FREEZING:
             self.frozen_at_ms, self.until_ms = record.at_ms, record.until_ms
             self.lease_ms = record.until_ms - record.at_ms
         if record.members or record.spared:
@@ -146,75 +133,75 @@ class GuardCore:
         self, now: int, lease_ms: int, members: tuple[Member, ...], spared: tuple[Member, ...]
     ) -> list[GuardAction]:
         """Freeze the tree for so long at most. It is frozen once; a second order adds no time."""
-        if self.phase is not GuardPhase.OPENED:
+        if self.phase is not MoveState.OPENED:
             return []
         lease_ms = min(max(lease_ms, MIN_LEASE_MS), MAX_LEASE_MS)
-        begun = GuardRecord(GuardPhase.FREEZING, now, now + lease_ms, members, spared)
+        begun = GuardRecord(MoveState.FREEZING, now, now + lease_ms, members, spared)
         return [WriteRecord(begun), StopTree(now + lease_ms // 4)]
 
     def check(self, now: int, changes: str) -> list[GuardAction]:
         """Record the result of the second look: without changes the original may be ended, otherwise it goes on.
         `commit` sees to it that the tree has stood still since."""
-        if self.phase is not GuardPhase.FROZEN:
+        if self.phase is not MoveState.FROZEN:
             return []
         if changes:
             return self.thaw(now, changes)
-        return [WriteRecord(GuardRecord(GuardPhase.CHECKED, now, self.until_ms))]
+        return [WriteRecord(GuardRecord(MoveState.CHECKED, now, self.until_ms))]
 
     def commit(self, now: int, view: TreeView) -> list[GuardAction]:
         """End the original, if it was checked and is frozen for long enough yet; else it goes on, and that is final."""
-        if self.phase is GuardPhase.DECIDED or self.is_final:
+        if self.phase is MoveState.DECIDED or self.is_final:
             return []
-        if self.phase is GuardPhase.FROZEN:
+        if self.phase is MoveState.FROZEN:
             return self.thaw(now, "it was not looked at a second time")
-        if self.phase is not GuardPhase.CHECKED:
+        if self.phase is not MoveState.CHECKED:
             return self.thaw(now, "it was not frozen")
         if ended := self._unless_continued(now, view):
             return ended
         if self.until_ms - now < max(self.margin_ms, 1):
             return self.thaw(now, "too little of the freeze lease was left")
         decided = GuardRecord(
-            GuardPhase.DECIDED, now, self.until_ms, self.members, self.spared, frozen_ms=self._frozen_ms(now)
+            MoveState.DECIDED, now, self.until_ms, self.members, self.spared, frozen_ms=self._frozen_ms(now)
         )
         return [WriteRecord(decided, durable=True), KillTree()]
 
     def thaw(self, now: int, why: str) -> list[GuardAction]:
         """Let the original go on, for ever; not once it is decided."""
-        if self.phase is GuardPhase.DECIDED or self.is_final:
+        if self.phase is MoveState.DECIDED or self.is_final:
             return []
-        was_frozen = self.phase is not GuardPhase.OPENED
-        record = GuardRecord(GuardPhase.THAWED, now, why=why, frozen_ms=self._frozen_ms(now))
+        was_frozen = self.phase is not MoveState.OPENED
+        record = GuardRecord(MoveState.THAWED, now, why=why, frozen_ms=self._frozen_ms(now))
         return [WriteRecord(record), *([ContinueTree()] if was_frozen else [])]
 
     # ------------------------------------------------------------------ what happens
 
     def stopped(self, now: int, members: tuple[Member, ...], spared: tuple[Member, ...]) -> list[GuardAction]:
         """The whole tree stands still."""
-        if self.phase is not GuardPhase.FREEZING:
+        if self.phase is not MoveState.FREEZING:
             return []
         if self.until_ms - now <= self.margin_ms:
             return self.thaw(now, "it took too long to freeze")
-        return [WriteRecord(GuardRecord(GuardPhase.FROZEN, now, self.until_ms, members, spared))]
+        return [WriteRecord(GuardRecord(MoveState.FROZEN, now, self.until_ms, members, spared))]
 
     def not_stopped(self, now: int, why: str) -> list[GuardAction]:
         """The tree cannot be frozen: what is stopped of it goes on."""
-        return self.thaw(now, why) if self.phase is GuardPhase.FREEZING else []
+        return self.thaw(now, why) if self.phase is MoveState.FREEZING else []
 
     def killed(self, now: int) -> list[GuardAction]:
         """Nothing of the tree is left."""
-        if self.phase is not GuardPhase.DECIDED:
+        if self.phase is not MoveState.DECIDED:
             return []
-        return [WriteRecord(GuardRecord(GuardPhase.DEAD, now, frozen_ms=self._frozen_ms(now)), durable=True)]
+        return [WriteRecord(GuardRecord(MoveState.DEAD, now, frozen_ms=self._frozen_ms(now)), durable=True)]
 
     def observe(self, now: int, view: TreeView) -> list[GuardAction]:
         """Time has passed, or something has happened to the tree."""
-        if self.phase is GuardPhase.DECIDED:
+        if self.phase is MoveState.DECIDED:
             return [KillTree()]
         if self.is_final:
             return []
         if not view.is_alive:
             return self._gone(now)
-        if self.phase is not GuardPhase.OPENED and now >= self.until_ms:
+        if self.phase is not MoveState.OPENED and now >= self.until_ms:
             return self.thaw(now, "its freeze lease has ended")
         return []
 
@@ -222,9 +209,9 @@ class GuardCore:
         """Take over from a guard that has ended, wherever it was: what it began is repeated or undone."""
         if not same_boot:
             return self._resume_after_boot(now)
-        if self.phase in (GuardPhase.THAWED, GuardPhase.GONE):
+        if self.phase in (MoveState.THAWED, MoveState.GONE):
             return [ContinueTree()] if self.until_ms else []
-        if self.phase is GuardPhase.FREEZING and view.is_alive:
+        if self.phase is MoveState.FREEZING and view.is_alive:
             return self.thaw(now, "its guard was killed while it froze the tree")
         if self.phase in STILL_PHASES and (ended := self._unless_continued(now, view)):
             return ended
@@ -233,17 +220,17 @@ class GuardCore:
     def not_recorded(self, record: GuardRecord, now: int, reason: str) -> list[GuardAction]:
         """A record cannot be written, and nothing after it was done. What lets the original go on is done all the same;
         a decision is not made; a death is recorded later."""
-        if record.step in (GuardPhase.THAWED, GuardPhase.GONE):
+        if record.step in (MoveState.THAWED, MoveState.GONE):
             self.apply(record)
             return [ContinueTree()] if self.until_ms else []
-        if record.step in (*STILL_PHASES, GuardPhase.DECIDED):
+        if record.step in (*STILL_PHASES, MoveState.DECIDED):
             return self.thaw(now, f"{_UNRECORDED}: {reason}")
         return []
 
     @property
     def wakes_at_ms(self) -> int:
         """When to observe unasked; 0: time alone changes nothing."""
-        return self.until_ms if self.phase in (GuardPhase.FREEZING, *STILL_PHASES) else 0
+        return self.until_ms if self.phase in (MoveState.FREEZING, *STILL_PHASES) else 0
 
     def _unless_continued(self, now: int, view: TreeView) -> list[GuardAction]:
         """Nothing while the tree stands still; else the end of the move."""
@@ -256,13 +243,13 @@ class GuardCore:
     def _resume_after_boot(self, now: int) -> list[GuardAction]:
         if self.is_final:
             return []
-        if self.phase is GuardPhase.DECIDED:
-            return [WriteRecord(GuardRecord(GuardPhase.DEAD, now, why=ANOTHER_BOOT), durable=True)]
-        return [WriteRecord(GuardRecord(GuardPhase.GONE, now, why=ANOTHER_BOOT))]
+        if self.phase is MoveState.DECIDED:
+            return [WriteRecord(GuardRecord(MoveState.DEAD, now, why=ANOTHER_BOOT), durable=True)]
+        return [WriteRecord(GuardRecord(MoveState.GONE, now, why=ANOTHER_BOOT))]
 
     def _gone(self, now: int) -> list[GuardAction]:
-        was_frozen = self.phase is not GuardPhase.OPENED
-        record = GuardRecord(GuardPhase.GONE, now, why="it ended by itself", frozen_ms=self._frozen_ms(now))
+        was_frozen = self.phase is not MoveState.OPENED
+        record = GuardRecord(MoveState.GONE, now, why="it ended by itself", frozen_ms=self._frozen_ms(now))
         return [WriteRecord(record), *([ContinueTree()] if was_frozen else [])]
 
     def _frozen_ms(self, now: int) -> int:

@@ -34,7 +34,6 @@ from distributed_grid.agent.offloading.guard_core import (
     ContinueTree,
     GuardAction,
     GuardCore,
-    GuardPhase,
     GuardRecord,
     KillTree,
     StopTree,
@@ -42,6 +41,7 @@ from distributed_grid.agent.offloading.guard_core import (
     WriteRecord,
 )
 from distributed_grid.agent.offloading.move_journal import FAILURE, LOCK, SOCKET, MoveJournal, encode_record
+from distributed_grid.domain.states import MoveState, Step
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.posix.private_files import open_regular, try_lock, write_all
 from distributed_grid.posix.sockets import is_own_peer, peer_pid
@@ -69,7 +69,7 @@ class GuardProcess:
         root = (self._original.pid, self._original.start)
         kept = {"known": self._core.members, "spared": self._core.spared}
         self._tree = FrozenTree(root, own=(os.getpid(),), **kept)
-        self._last = records[-1] if records else GuardRecord(GuardPhase.OPENED, boot_ms())
+        self._last = records[-1] if records else GuardRecord(MoveState.OPENED, boot_ms())
         self._unwritten: GuardRecord | None = None
         self._connections: dict[int, tuple[socket.socket, bytearray]] = {}
         self._standby = self._standby_pidfd = -1
@@ -83,7 +83,7 @@ class GuardProcess:
         try:
             self._serve()
         except BaseException:
-            if self._core.phase not in (GuardPhase.DECIDED, GuardPhase.DEAD):
+            if self._core.phase not in (MoveState.DECIDED, MoveState.DEAD):
                 self._tree.resume()  # whoever guards next sees that it goes on
             raise
 
@@ -100,7 +100,7 @@ class GuardProcess:
             self._wait()
             if self._is_removed():
                 self._perform(self._core.thaw(boot_ms(), "the directory of its move was removed"))
-                self._is_closed = self._core.phase is not GuardPhase.DECIDED
+                self._is_closed = self._core.phase is not MoveState.DECIDED
             self._perform(self._core.observe(boot_ms(), TreeView(self._tree.is_alive)))
             self._write_again()
         self._end_standby()
@@ -150,9 +150,9 @@ class GuardProcess:
             reason = error.strerror or str(error)
             if record.step in FINAL_PHASES:
                 self._unwritten = record
-            if record.step is GuardPhase.FREEZING:
+            if record.step is MoveState.FREEZING:
                 self._report({"problem": f"the journal of the move cannot be written: {reason}"})
-            elif record.step in (GuardPhase.THAWED, GuardPhase.GONE):  # these hold, written or not
+            elif record.step in (MoveState.THAWED, MoveState.GONE):  # these hold, written or not
                 self._report_record(record)
             return reason
         self._core.apply(record)
@@ -176,7 +176,7 @@ class GuardProcess:
     def _wait(self) -> None:
         poll = select.poll()
         waited = [self._listener.fileno(), self._woken, *self._connections]
-        root = self._tree.root_pidfd() if self._core.phase in (GuardPhase.OPENED, *STILL_PHASES) else None
+        root = self._tree.root_pidfd() if self._core.phase in (MoveState.OPENED, *STILL_PHASES) else None
         waited += [fd for fd in (root, self._standby_pidfd) if fd is not None and fd >= 0]
         for fd in waited:
             poll.register(fd, select.POLLIN)
@@ -184,7 +184,7 @@ class GuardProcess:
             if fd == self._listener.fileno():
                 self._accept()
             elif fd == self._woken:
-                if signal.SIGTERM in os.read(fd, 512) and self._core.phase is not GuardPhase.OPENED:
+                if signal.SIGTERM in os.read(fd, 512) and self._core.phase is not MoveState.OPENED:
                     self._perform(self._core.thaw(boot_ms(), "its guard was asked to end"))
             elif fd in self._connections:
                 self._read_orders(fd)
@@ -192,7 +192,7 @@ class GuardProcess:
     def _timeout_ms(self) -> int:
         if self._unwritten is not None:
             return RETRY_MS
-        if self._core.phase is GuardPhase.OPENED:
+        if self._core.phase is MoveState.OPENED:
             return IDLE_MS
         wakes_at_ms = self._core.wakes_at_ms
         return min(max(wakes_at_ms - boot_ms(), 0), BUSY_MS) if wakes_at_ms else BUSY_MS
@@ -234,22 +234,22 @@ class GuardProcess:
         except (ValueError, KeyError, TypeError, RecursionError):
             self._disconnect(fd)
             return
-        if name == "freeze":
+        if name == Step.FREEZE:
             self._freeze(now, order)
         elif name == "check" and isinstance(changes := order.get("changes"), str):
             self._perform(self._core.check(now, changes))
-        elif name == "commit":
+        elif name == Step.COMMIT:
             self._perform(self._core.commit(now, self._view()))
-        elif name in ("thaw", "close"):
+        elif name in (Step.THAW, Step.CLOSE):
             why = order.get("why")
             self._perform(self._core.thaw(now, why if isinstance(why, str) and why else "the move was given up"))
-            self._is_closed = self._is_closed or (name == "close" and self._core.phase is not GuardPhase.DECIDED)
+            self._is_closed = self._is_closed or (name == Step.CLOSE and self._core.phase is not MoveState.DECIDED)
         if self._last is last:
             self._send(fd, encode_record(last))
 
     def _freeze(self, now: int, order: dict[str, Any]) -> None:
         lease_ms = order.get("freeze_ms")
-        if self._core.phase is not GuardPhase.OPENED or type(lease_ms) is not int:
+        if self._core.phase is not MoveState.OPENED or type(lease_ms) is not int:
             return
         try:
             self._tree.spare_stopped(self._tree.observe())
@@ -359,7 +359,7 @@ def is_stuck(folder: int, now: int) -> bool:
     finally:
         journal.close()
     core = GuardCore(records)
-    if core.phase is GuardPhase.DECIDED:
+    if core.phase is MoveState.DECIDED:
         return now > records[-1].at_ms + SLOW_KILL_MS
     return 0 < core.wakes_at_ms < now - STUCK_MS
 

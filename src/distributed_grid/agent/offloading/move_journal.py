@@ -23,7 +23,8 @@ import json
 import os
 from typing import Any, NamedTuple
 
-from distributed_grid.agent.offloading.guard_core import GuardPhase, GuardRecord, Member
+from distributed_grid.agent.offloading.guard_core import GuardRecord, Member
+from distributed_grid.domain.states import MoveState
 from distributed_grid.posix.private_files import open_regular, read_all, write_all
 
 JOURNAL, LOCK, SOCKET, FAILURE, RETURNED, RESULTS = (
@@ -117,7 +118,7 @@ def decode_record(line: bytes) -> GuardRecord | None:
             return None
         at_ms, until_ms, frozen_ms = numbers
         members, spared = _members(found["members"]), _members(found["spared"])
-        return GuardRecord(GuardPhase(found["step"]), at_ms, until_ms, members, spared, found["why"], frozen_ms)
+        return GuardRecord(MoveState(found["step"]), at_ms, until_ms, members, spared, found["why"], frozen_ms)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed_grid.agent.files.job_dir import is_safe_name
 from distributed_grid.agent.offloading.guard_client import GuardClient
-from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, STILL_PHASES, GuardPhase, GuardRecord
+from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, STILL_PHASES, GuardRecord
 from distributed_grid.agent.offloading.move_journal import (
     RESULTS,
     RETURNED,
@@ -37,6 +37,7 @@ from distributed_grid.agent.offloading.process_inventory import Surroundings
 from distributed_grid.agent.offloading.second_look import look_again
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.domain.processes import ProcessLook
+from distributed_grid.domain.states import MoveState, Step
 from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, StoreFailed, Unreachable
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.posix.private_files import read_regular, write_private
@@ -78,12 +79,12 @@ class SourceMove:
         surroundings: Callable[[], Surroundings],
     ) -> None:
         self.folder, self.original, self.directory = folder, original, directory
-        self._report_step = report
+        self._report_state = report
         self._surroundings = surroundings
         self.look: ProcessLook | None = None
         self._checking: asyncio.Task[None] | None = None
         self._is_commit_asked = self._is_given_up = False
-        self.phase = GuardPhase.OPENED
+        self.phase = MoveState.OPENED
         self._decided = False
         self.is_closing = False
         self.guard = GuardClient(folder, self.heard, self._failed)
@@ -99,15 +100,15 @@ class SourceMove:
     def order(self, order: MoveOrder) -> None:
         """Pass an order on to the guard. A commit waits for the second look, whose result is recorded before it."""
         self.look = order.look or self.look
-        if order.step == "thaw":
+        if order.step is Step.THAW:
             self._is_given_up = True
-        if order.step == "freeze" and self.phase in STILL_PHASES:
+        if order.step is Step.FREEZE and self.phase in STILL_PHASES:
             self.report_again()  # another order would take the place of the one that is not answered yet
-        elif order.step == "freeze":
-            self.guard.order("freeze", freeze_ms=order.freeze_ms)
-        elif order.step == "commit" and self.phase in (GuardPhase.FREEZING, GuardPhase.FROZEN):
+        elif order.step is Step.FREEZE:
+            self.guard.order(Step.FREEZE, freeze_ms=order.freeze_ms)
+        elif order.step is Step.COMMIT and self.phase in (MoveState.FREEZING, MoveState.FROZEN):
             self._is_commit_asked = True
-            if self.phase is GuardPhase.FROZEN:
+            if self.phase is MoveState.FROZEN:
                 self._begin_check()
         else:
             self.guard.order(order.step)
@@ -123,7 +124,7 @@ class SourceMove:
             changes = "its move was requested by an earlier version, which kept no first look: type the command again"
         else:
             changes = await look_again(self.original, first, self._surroundings)
-        if self.phase is GuardPhase.FROZEN and not (self.is_closing or self._is_given_up):
+        if self.phase is MoveState.FROZEN and not (self.is_closing or self._is_given_up):
             self.guard.order("check", changes=changes)
 
     def report_again(self) -> None:
@@ -141,26 +142,26 @@ class SourceMove:
         if record.step in FINAL_PHASES:
             self.directory = None  # nobody reads it any more: its file system may be unmounted
         self._report(record)
-        if record.step is GuardPhase.FROZEN:
+        if record.step is MoveState.FROZEN:
             self._begin_check()
-        elif record.step is GuardPhase.CHECKED and self._is_commit_asked and not (self.is_closing or self._is_given_up):
-            self.guard.order("commit")
+        elif record.step is MoveState.CHECKED and self._is_commit_asked and not (self.is_closing or self._is_given_up):
+            self.guard.order(Step.COMMIT)
 
     def _report(self, record: GuardRecord) -> None:
-        step, detail, frozen_ms = str(record.step), record.why, record.frozen_ms
-        if record.step is GuardPhase.FREEZING:
+        state, frozen_ms = record.step, record.frozen_ms
+        if state is MoveState.FREEZING:
             return
-        if record.step in STILL_PHASES:
-            self._report_step(self.original.move_id, "frozen", left_ms=max(record.until_ms - boot_ms(), 0))
+        if state in STILL_PHASES:
+            self._report_state(self.original.move_id, MoveState.FROZEN, left_ms=max(record.until_ms - boot_ms(), 0))
             return
-        if record.step is GuardPhase.DEAD and not self._decided:  # of a guard that went on without this agent
-            self._report_step(self.original.move_id, "decided", frozen_ms=frozen_ms)
-        self._decided = self._decided or record.step is GuardPhase.DECIDED
-        self._report_step(self.original.move_id, step, detail=detail, frozen_ms=frozen_ms)
+        if state is MoveState.DEAD and not self._decided:  # of a guard that went on without this agent
+            self._report_state(self.original.move_id, MoveState.DECIDED, frozen_ms=frozen_ms)
+        self._decided = self._decided or state is MoveState.DECIDED
+        self._report_state(self.original.move_id, state, detail=record.why, frozen_ms=frozen_ms)
 
     def _failed(self, problem: str) -> None:
-        if self.phase is GuardPhase.OPENED:
-            self._report_step(self.original.move_id, "failed", detail=problem)
+        if self.phase is MoveState.OPENED:
+            self._report_state(self.original.move_id, MoveState.FAILED, detail=problem)
 
 
 class SourceMoves:
@@ -210,16 +211,16 @@ class SourceMoves:
             log.warning("not the id of a move: %.100r", order.move_id)
             return
         move = self._moves.get(order.move_id)
-        if order.step == "close":
+        if order.step is Step.CLOSE:
             self._close(order.move_id)
-        elif move is None and order.step == "open":
+        elif move is None and order.step is Step.OPEN:
             if order.move_id not in self._opening:
                 self._opening[order.move_id] = start_logged(self._open(order), f"the opening of {order.move_id}")
         elif move is None:
             self._answer_unknown(order)
-        elif order.step == "return":
+        elif order.step is Step.RETURN:
             self._begin_return(move, order)
-        elif move.phase in FINAL_PHASES or order.step == "open":
+        elif move.phase in FINAL_PHASES or order.step is Step.OPEN:
             move.report_again()
             self._serve_again(order.move_id, move)
         else:
@@ -239,10 +240,10 @@ class SourceMoves:
             folder = self._root / order.move_id
             self._begin(order.move_id, SourceMove(folder, original, directory, self._report, self._surroundings))
         except NotFound as failure:
-            self._report(order.move_id, "gone", detail=str(failure))
+            self._report(order.move_id, MoveState.GONE, detail=str(failure))
         except (GridError, OSError) as failure:
             log.warning("%s could not be opened: %s", order.move_id, failure)
-            self._report(order.move_id, "failed", detail=str(failure))
+            self._report(order.move_id, MoveState.FAILED, detail=str(failure))
         finally:
             self._opening.pop(order.move_id, None)
 
@@ -303,7 +304,7 @@ class SourceMoves:
             return
         move.is_closing = True
         if move.task is not None and not move.task.done():
-            move.guard.order("close")
+            move.guard.order(Step.CLOSE)
         else:
             start_logged(self._remove(move_id, move), f"the removal of {move_id}")
 
@@ -326,14 +327,16 @@ class SourceMoves:
 
     def _answer_unknown(self, order: MoveOrder) -> None:
         """There is no journal of this move: whoever guarded it has let its original go on."""
-        if order.step == "return":
-            self._report(order.move_id, "returned", detail=f"the files were not returned: {UNKNOWN}")
+        if order.step is Step.RETURN:
+            self._report(order.move_id, MoveState.RETURNED, detail=f"the files were not returned: {UNKNOWN}")
             return
         who = order.process
         if who is not None and not is_running(who.pid, who.pid_start, who.boot):
-            self._report(order.move_id, "gone", detail=f"process {who.pid} is not there any more, and {UNKNOWN}")
+            self._report(
+                order.move_id, MoveState.GONE, detail=f"process {who.pid} is not there any more, and {UNKNOWN}"
+            )
         else:
-            self._report(order.move_id, "thawed", detail=UNKNOWN)
+            self._report(order.move_id, MoveState.THAWED, detail=UNKNOWN)
 
     # ------------------------------------------------------------------ return
 
@@ -348,11 +351,11 @@ class SourceMoves:
             if done is None:
                 done = await self._fetch_and_return(move, order)
                 await asyncio.to_thread(_write_returned, move.folder, order.manifest, done)
-            self._report(order.move_id, "returned", files=done.files, kept=done.kept, notes=done.notes)
+            self._report(order.move_id, MoveState.RETURNED, files=done.files, kept=done.kept, notes=done.notes)
         except (StoreFailed, Unreachable, OSError) as failure:  # a full disk: it is ordered again
-            self._report(order.move_id, "failed", detail=f"the files could not be returned yet: {failure}")
+            self._report(order.move_id, MoveState.FAILED, detail=f"the files could not be returned yet: {failure}")
         except GridError as failure:
-            self._report(order.move_id, "returned", detail=f"the files were not returned: {failure}")
+            self._report(order.move_id, MoveState.RETURNED, detail=f"the files were not returned: {failure}")
 
     async def _fetch_and_return(self, move: SourceMove, order: MoveOrder) -> ReturnedFiles:
         from distributed_grid.agent.offloading.file_return import return_files
@@ -378,12 +381,14 @@ class SourceMoves:
             log.warning("what was there before cannot be read: %s", failure)
             return Manifest()
 
-    def _report(self, move_id: str, step: Any, **details: Any) -> None:
+    def _report(self, move_id: str, state: MoveState, **details: Any) -> None:
         kept = details.pop("kept", ())
         if len(kept) > MAX_SKIPPED:
             kept = (*kept[: MAX_SKIPPED - 1], f"and {len(kept) - MAX_SKIPPED + 1} more")
         notes = tuple(note[:MAX_SKIPPED_CHARS] for note in details.pop("notes", ())[:MAX_SKIPPED])
-        self._outbox.moved(move_id, step, kept=tuple(path[:MAX_SKIPPED_CHARS] for path in kept), notes=notes, **details)
+        self._outbox.moved(
+            move_id, state, kept=tuple(path[:MAX_SKIPPED_CHARS] for path in kept), notes=notes, **details
+        )
 
 
 def _read_returned(folder: Path, manifest: str) -> ReturnedFiles | None:

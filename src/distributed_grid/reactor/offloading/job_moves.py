@@ -18,7 +18,7 @@ from distributed_grid.reactor.decision import Decision
 from distributed_grid.reactor.jobs import stop_job
 from distributed_grid.reactor.offloading.move_transitions import (
     WAIT_FOR_TARGET_MS,
-    advance,
+    advance_move,
     end_move,
     follow_moved_job,
     is_kept,
@@ -103,7 +103,7 @@ def check_job_move(ledger: Ledger, move: Move, now: int) -> Decision:
 def _reserve(ledger: Ledger, move: Move, now: int) -> Decision:
     if not is_kept(ledger, move):
         return Decision()
-    reserved, records = advance(move, Step.RESERVE, now=now)
+    reserved, records = advance_move(move, Step.RESERVE, now=now)
     return Decision([reserved], records)
 
 
@@ -120,7 +120,7 @@ def _decide(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
         beyond = Quotas(ledger).exceeded(job.sized_request) if ledger.policy.quotas else None
         if beyond is not None:
             return end_move(ledger, move, MoveEnd.FAILED, beyond, now)
-        decided, _ = advance(move, Step.DECIDE, now=now)
+        decided, _ = advance_move(move, Step.COMMIT, now=now)
         return _record_death(ledger, decided, job, now)
     if job.state is JobState.STOPPING or attempt is None:  # for another reason: what comes of it is seen when it ends
         return Decision()
@@ -132,7 +132,7 @@ def _decide(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
     if problem:
         return end_move(ledger, move, MoveEnd.FAILED, problem, now)
     decision = stop_job(ledger, job, Ending.MOVED, f"moves to {move.target}: {move.reason or move.way}", now)
-    decided, records = advance(move, Step.DECIDE, now=now)
+    decided, records = advance_move(move, Step.COMMIT, now=now)
     decision.changes.append(decided)
     decision.records += records
     decision.answer = None
@@ -157,7 +157,7 @@ def _record_death(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
     else:
         decision = release_reservation(ledger, move, f"{job.id} has found other room", now)
         decision.changes.append(moved)
-    dead, records = advance(move, Step.DIE, now=now, lease_id=kept)
+    dead, records = advance_move(move, Step.DIE, now=now, lease_id=kept)
     decision.changes.append(dead)
     decision.records += records
     return decision
@@ -165,7 +165,7 @@ def _record_death(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
 
 def _record_start(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
     assert job.attempt is not None
-    running, records = advance(move, Step.START, now=now, ran_on=job.attempt.node, ran_as=job.attempt.lease_id)
+    running, records = advance_move(move, Step.START, now=now, ran_on=job.attempt.node, ran_as=job.attempt.lease_id)
     elsewhere = job.attempt.node != move.target
     problem = f"{move.target} could not run it: it runs on {job.attempt.node}" if elsewhere else ""
     decision = end_move(ledger, running, MoveEnd.DONE, problem, now)

@@ -21,7 +21,7 @@ from distributed_grid.domain.moves import AutoOffloadState, Move, MoveEnd, Offlo
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, MoveState, NodeState, Step, advance_move
+from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, MoveState, NodeState, Step, advance
 from distributed_grid.errors import BadInput, Conflict, Refused
 from distributed_grid.reactor.decision import Decision, MoveAnswer, Record, RecordType
 from distributed_grid.reactor.lease_transitions import end_lease, grant, preempt_victims
@@ -47,12 +47,12 @@ def move_record(type_: RecordType, move: Move, reason: str = "", **data: Any) ->
     return Record(type_, move.user, move.id, move.source, reason, known | data)
 
 
-def advance(move: Move, *steps: Step, now: int, **news: Any) -> tuple[Move, list[Record]]:
+def advance_move(move: Move, *steps: Step, now: int, **fields: Any) -> tuple[Move, list[Record]]:
     """The move after these steps, and a record of each."""
     records = []
     for step in steps:
-        move = replace(move, state=advance_move(move.state, step), state_at_ms=now)
-    moved = replace(move, **news)
+        move = replace(move, state=advance(move.state, step), state_at_ms=now)
+    moved = replace(move, **fields)
     if steps:
         why = moved.problem or str(moved.state)
         records.append(move_record("move-advanced", moved, why, state=str(moved.state)))
@@ -65,7 +65,7 @@ def end_move(ledger: Ledger, move: Move, end: MoveEnd, problem: str, now: int) -
     frozen_ms = move.frozen_for_ms or (now - move.frozen_at_ms if move.frozen_at_ms else 0)
     over = replace(
         move,
-        state=advance_move(move.state, Step.END),
+        state=advance(move.state, Step.END),
         state_at_ms=now,
         lease_id="",
         frozen_for_ms=frozen_ms,

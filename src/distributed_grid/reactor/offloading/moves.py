@@ -179,10 +179,26 @@ def on_shipped(ledger: Ledger, event: events.MoveShipped, now: int) -> Decision:
     return Decision() if move is None else process_moves.record_shipped(move, event, now)
 
 
-def on_frozen(ledger: Ledger, event: events.MoveFrozen, now: int) -> Decision:
-    """Record that the original stands still."""
-    move = _process_move(ledger, event.move_id, event.nodes)
-    return Decision() if move is None else process_moves.record_frozen(move, now)
+def on_reported(ledger: Ledger, report: events.MoveReported, now: int) -> Decision:
+    """Advance the move of a process to the state that its source reported."""
+    move = _process_move(ledger, report.move_id, report.nodes)
+    if move is None:
+        return Decision()
+    match report.state:
+        case MoveState.FROZEN:
+            return process_moves.record_frozen(move, now)
+        case MoveState.DECIDED:
+            return process_moves.record_decided(move, report.frozen_ms, now)
+        case MoveState.DEAD:
+            return process_moves.record_death(ledger, move, report.detail, now)
+        case MoveState.THAWED | MoveState.GONE:
+            return process_moves.record_thawed(ledger, move, report, now)
+        case MoveState.RETURNED:
+            return process_moves.record_returned(ledger, move, report, now)
+        case MoveState.FAILED:
+            reason = report.detail or f"{move.source} could not carry out an order"
+            return process_moves.fail_process_move(ledger, move, reason, now)
+    return Decision()
 
 
 def on_files_settled(ledger: Ledger, event: events.MoveFilesSettled, now: int) -> Decision:
@@ -191,32 +207,13 @@ def on_files_settled(ledger: Ledger, event: events.MoveFilesSettled, now: int) -
     return Decision() if move is None else process_moves.record_settled(ledger, move, event, now)
 
 
-def on_decided(ledger: Ledger, event: events.MoveDecided, now: int) -> Decision:
-    """Record the decision of the guard."""
-    move = _process_move(ledger, event.move_id, event.nodes)
-    return Decision() if move is None else process_moves.record_decided(move, event, now)
-
-
-def on_died(ledger: Ledger, event: events.MoveDied, now: int) -> Decision:
-    """Record the death of the original: its job begins to exist."""
-    move = _process_move(ledger, event.move_id, event.nodes)
-    return Decision() if move is None else process_moves.record_death(ledger, move, event.detail, now)
-
-
-def on_thawed(ledger: Ledger, event: events.MoveThawed, now: int) -> Decision:
-    """Record that the original goes on, or has ended by itself: the move is over."""
-    move = _process_move(ledger, event.move_id, event.nodes)
-    return Decision() if move is None else process_moves.record_thawed(ledger, move, event, now)
-
-
 def on_failed(ledger: Ledger, event: events.MoveFailed, now: int) -> Decision:
-    """End a move that cannot go on, unless that is too late."""
+    """End a move whose files cannot be shipped, unless that is too late."""
     move = ledger.moves.get(event.move_id)
-    if move is not None and move.process is not None:
-        known = _process_move(ledger, event.move_id, event.nodes)
-        return Decision() if known is None else process_moves.fail_process_move(ledger, known, event.why, now)
-    if move is None or event.nodes:
+    if move is None:
         return Decision()
+    if move.process is not None:
+        return process_moves.fail_process_move(ledger, move, event.why, now)
     return Decision() if move.is_decided else end_move(ledger, move, MoveEnd.FAILED, event.why, now)
 
 
@@ -234,19 +231,13 @@ def on_cancelled(ledger: Ledger, event: events.MoveCancelled, now: int) -> Decis
             f"move {move.id} is {move.state}: the original does not go on; to end the work {when}"
             f"type: grid jobs cancel {move.job_id}"
         )
-    return process_moves.wish_end(ledger, move, MoveEnd.CANCELLED, why, now)
+    return process_moves.request_abort(ledger, move, MoveEnd.CANCELLED, why, now)
 
 
 def on_results_brought(ledger: Ledger, event: events.MoveResultsBrought, now: int) -> Decision:
     """Record that what the job of a moved process has written is here."""
     move = _process_move(ledger, event.move_id)
     return Decision() if move is None else process_moves.record_results(ledger, move, event, now)
-
-
-def on_returned(ledger: Ledger, event: events.MoveReturned, now: int) -> Decision:
-    """Record that the files are back at the source: the move is over."""
-    move = _process_move(ledger, event.move_id, event.nodes)
-    return Decision() if move is None else process_moves.record_returned(ledger, move, event, now)
 
 
 def on_consent_given(ledger: Ledger, event: events.ConsentGiven, now: int) -> Decision:

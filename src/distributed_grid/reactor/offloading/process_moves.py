@@ -23,7 +23,7 @@ from distributed_grid.domain.states import MoveState, NodeState, Step
 from distributed_grid.errors import BadInput, Refused
 from distributed_grid.reactor.decision import Decision, MoveAnswer
 from distributed_grid.reactor.offloading.move_transitions import (
-    advance,
+    advance_move,
     end_move,
     follow_moved_job,
     is_kept,
@@ -119,7 +119,7 @@ def check_process_move(ledger: Ledger, move: Move, now: int) -> Decision:
     if problem:
         return end_move(ledger, move, MoveEnd.FAILED, problem, now)
     if move.state is MoveState.PROPOSED and is_kept(ledger, move):
-        reserved, records = advance(move, Step.RESERVE, now=now)
+        reserved, records = advance_move(move, Step.RESERVE, now=now)
         return Decision([reserved], records)
     return Decision()
 
@@ -155,7 +155,7 @@ def record_shipped(move: Move, event: events.MoveShipped, now: int) -> Decision:
     """The working directory is here: the original can be frozen."""
     if move.state is not MoveState.RESERVED:
         return Decision()
-    shipped, records = advance(
+    shipped, records = advance_move(
         move, Step.SHIP, now=now, shipped=event.manifest, shipped_bytes=event.bytes, left_out=event.left_out
     )
     return Decision([shipped], records)
@@ -165,7 +165,7 @@ def record_frozen(move: Move, now: int) -> Decision:
     """The original stands still: what has changed since can be shipped."""
     if move.state is not MoveState.SHIPPED:
         return Decision()
-    frozen, records = advance(move, Step.FREEZE, now=now, frozen_at_ms=now)
+    frozen, records = advance_move(move, Step.FREEZE, now=now, frozen_at_ms=now)
     return Decision([frozen], records)
 
 
@@ -184,27 +184,28 @@ def record_settled(ledger: Ledger, move: Move, event: events.MoveFilesSettled, n
     return Decision([asked], [record])
 
 
-def record_decided(move: Move, event: events.MoveDecided, now: int) -> Decision:
+def record_decided(move: Move, frozen_ms: int, now: int) -> Decision:
     """The guard has decided: who wanted the move to end came too late."""
     if move.state is not MoveState.FROZEN or not move.commit_asked_at_ms:
         return Decision()
-    frozen_ms = event.frozen_ms or now - move.frozen_at_ms
-    decided, records = advance(move, Step.DECIDE, now=now, ending=None, problem="", frozen_for_ms=frozen_ms)
+    frozen_ms = frozen_ms or now - move.frozen_at_ms
+    decided, records = advance_move(move, Step.COMMIT, now=now, ending=None, problem="", frozen_for_ms=frozen_ms)
     return Decision([decided], records)
 
 
-def record_thawed(ledger: Ledger, move: Move, event: events.MoveThawed, now: int) -> Decision:
-    """The original goes on, or has ended by itself: nothing was moved."""
+def record_thawed(ledger: Ledger, move: Move, report: events.MoveReported, now: int) -> Decision:
+    """The original was thawed, or ended by itself: nothing was moved."""
     if move.is_decided:
         return Decision()
-    move = replace(move, frozen_for_ms=event.frozen_ms or move.frozen_for_ms)
-    if event.gone and was_rebooted(ledger, move):
+    is_gone = report.state is MoveState.GONE
+    move = replace(move, frozen_for_ms=report.frozen_ms or move.frozen_for_ms)
+    if is_gone and was_rebooted(ledger, move):
         return _after_reboot(ledger, move, now)
-    if event.gone:
-        return end_move(ledger, move, MoveEnd.NOT_NEEDED, event.why or "the process ended by itself", now)
+    if is_gone:
+        return end_move(ledger, move, MoveEnd.NOT_NEEDED, report.detail or "the process ended by itself", now)
     if move.ending is not None:
         return end_move(ledger, move, move.ending, move.problem, now)
-    return end_move(ledger, move, MoveEnd.FAILED, event.why or "it was thawed", now)
+    return end_move(ledger, move, MoveEnd.FAILED, report.detail or "it was thawed", now)
 
 
 def record_death(ledger: Ledger, move: Move, detail: str, now: int) -> Decision:
@@ -214,7 +215,7 @@ def record_death(ledger: Ledger, move: Move, detail: str, now: int) -> Decision:
         return Decision()
     if not move.is_decided and not move.commit_asked_at_ms:
         return end_move(ledger, move, MoveEnd.NOT_NEEDED, detail or "the process ended by itself", now)
-    steps = (Step.DIE,) if move.is_decided else (Step.DECIDE, Step.DIE)
+    steps = (Step.DIE,) if move.is_decided else (Step.COMMIT, Step.DIE)
     job, lease = _new_job(ledger, move, now)
     decision, kept = place_moved_job(ledger, move, lease, job, now)
     frozen_ms = move.frozen_for_ms or now - move.frozen_at_ms
@@ -226,7 +227,7 @@ def record_death(ledger: Ledger, move: Move, detail: str, now: int) -> Decision:
         "job_id": job.id,
         "frozen_for_ms": frozen_ms,
     }
-    dead, records = advance(move, *steps, now=now, **news)
+    dead, records = advance_move(move, *steps, now=now, **news)
     decision.changes.append(dead)
     decision.records += records
     return decision
@@ -267,7 +268,7 @@ def _follow_job(ledger: Ledger, move: Move, now: int) -> Decision:
     if job is not None:
         if move.state is MoveState.DEAD and job.attempt is not None and job.attempt.pid:
             news = {"ran_on": job.attempt.node, "ran_as": job.attempt.lease_id}
-            running, records = advance(move, Step.START, now=now, **news)
+            running, records = advance_move(move, Step.START, now=now, **news)
             return Decision([running], records)
         return follow_moved_job(ledger, move, job, now)
     if move.source not in ledger.nodes:
@@ -288,7 +289,7 @@ def record_job_end(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
         return end_move(ledger, ended, MoveEnd.DONE, f"{job.id} has ended without having run ({result})", now)
     ended = replace(move, result=result, ran_on=attempt.node, ran_as=attempt.lease_id)
     if move.state is MoveState.DEAD:
-        ended, _ = advance(ended, Step.START, now=now)
+        ended, _ = advance_move(ended, Step.START, now=now)
     return Decision([ended], [move_record("move-advanced", ended, result, state=str(ended.state), result=result)])
 
 
@@ -302,12 +303,12 @@ def record_results(ledger: Ledger, move: Move, event: events.MoveResultsBrought,
     return Decision([brought])
 
 
-def record_returned(ledger: Ledger, move: Move, event: events.MoveReturned, now: int) -> Decision:
+def record_returned(ledger: Ledger, move: Move, report: events.MoveReported, now: int) -> Decision:
     """The files are back at the source: the move is over."""
     if not move.results:
         return Decision()
-    back = replace(move, is_returned=not event.problem, returned=event.files, kept=event.kept, notes=event.notes)
-    return end_move(ledger, back, MoveEnd.DONE, event.problem or move.problem, now)
+    back = replace(move, is_returned=not report.detail, returned=report.files, kept=report.kept, notes=report.notes)
+    return end_move(ledger, back, MoveEnd.DONE, report.detail or move.problem, now)
 
 
 def fail_process_move(ledger: Ledger, move: Move, why: str, now: int) -> Decision:
@@ -316,10 +317,10 @@ def fail_process_move(ledger: Ledger, move: Move, why: str, now: int) -> Decisio
         return Decision([replace(move, problem=why)] if move.result and why != move.problem else [])
     if move.is_decided:
         return Decision()
-    return wish_end(ledger, move, MoveEnd.FAILED, why, now)
+    return request_abort(ledger, move, MoveEnd.FAILED, why, now)
 
 
-def wish_end(ledger: Ledger, move: Move, end: MoveEnd, why: str, now: int) -> Decision:
+def request_abort(ledger: Ledger, move: Move, end: MoveEnd, why: str, now: int) -> Decision:
     """End a move that is not decided; once the guard was asked to commit its word is waited for."""
     if not move.commit_asked_at_ms:
         return end_move(ledger, move, end, why, now)

@@ -16,7 +16,7 @@ from distributed_grid.domain.events import LeaseReclaimed, NodeDrained, NodeResu
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Counter, Row
-from distributed_grid.domain.states import Step, WorkerState, advance_worker
+from distributed_grid.domain.states import Step, WorkerState, advance
 from distributed_grid.domain.workers import MAX_NOTICE_MS, SCALED_UP, EndNotice, Worker, stop_margin_ms
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision
 from distributed_grid.reactor.nodes import is_being_returned
@@ -66,7 +66,7 @@ def _cordon(ledger: Ledger, worker: Worker, notice: EndNotice, now: int) -> Deci
     """Place nothing new there, and begin to take back what has to be taken back."""
     is_first = worker.state is WorkerState.JOINED
     drained = is_first or (worker.notice is not None and worker.notice.drained)
-    state = advance_worker(worker.state, Step.DRAIN) if is_first else worker.state
+    state = advance(worker.state, Step.DRAIN) if is_first else worker.state
     leaving = replace(worker, state=state, why=notice.why, notice=replace(notice, drained=drained), spare=False)
     changes: list[Row] = [leaving]
     if notice.ends_at_ms and SCALED_UP in ledger.counters and worker.provider == ledger.scaling.provider:
@@ -94,7 +94,7 @@ def _withdraw(ledger: Ledger, worker: Worker, why: str) -> Decision:
     stays = replace(worker, notice=None, why=why)
     decision = Decision([stays], [worker_record("end-withdrawn", worker, why, worker.node)])
     if notice.drained:
-        decision.changes = [replace(stays, state=advance_worker(worker.state, Step.RESUME))]
+        decision.changes = [replace(stays, state=advance(worker.state, Step.RESUME))]
         decision.follow = [NodeResumed(worker.node)] if worker.node in ledger.nodes else []
     return decision
 

@@ -13,7 +13,7 @@ from distributed_grid.domain.events import Event, LeaseReleased
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
-from distributed_grid.domain.states import LeaseState, Step, advance_lease
+from distributed_grid.domain.states import LeaseState, Step, advance
 from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import Refused
 from distributed_grid.reactor.decision import Decision
@@ -66,7 +66,7 @@ def give_host_back(lease: Lease, detail: str) -> Decision:
     """Begin to release a host lease, as its owner wants; its worker is ended then, and it with the worker."""
     if lease.state is LeaseState.RELEASING:
         return Decision()
-    leaving = replace(lease, state=advance_lease(lease.state, Step.RELEASE), detail=detail)
+    leaving = replace(lease, state=advance(lease.state, Step.RELEASE), detail=detail)
     return Decision([leaving], [lease_record("stopping", leaving, None, detail)])
 
 

@@ -34,7 +34,7 @@ from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Counter, Row
-from distributed_grid.domain.states import Step, WorkerState, advance_worker
+from distributed_grid.domain.states import Step, WorkerState, advance
 from distributed_grid.domain.workers import SCALED_DOWN, SCALED_UP, Spending, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
@@ -94,7 +94,7 @@ def on_asked(ledger: Ledger, event: WorkerAsked, now: int) -> Decision:
         raise Refused(f"worker {event.worker_id} is not to be created any more")
     asked = replace(worker, unanswered=worker.unanswered + 1, called_at_ms=now)
     if worker.state is WorkerState.WANTED:
-        asked = replace(asked, state=advance_worker(worker.state, Step.ASK), asked_at_ms=now)
+        asked = replace(asked, state=advance(worker.state, Step.ASK), asked_at_ms=now)
     return Decision([asked], answer=WorkerAnswer(asked))
 
 
@@ -113,7 +113,7 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
     records = []
     if worker.state is WorkerState.ASKED:
         why = QUEUED if event.waits else "it boots"
-        booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why=why)
+        booted = replace(booted, state=advance(worker.state, Step.BOOT), booted_at_ms=now, why=why)
         booted = replace(booted, waits=event.waits, waited_until_ms=now if event.waits else 0)
         records.append(worker_record("worker-booting", booted, event.instance))
     return Decision([booted] if booted != worker else [], records)
@@ -128,7 +128,7 @@ def on_joined(ledger: Ledger, event: WorkerJoined, now: int) -> Decision:
         return Decision([replace(worker, unheard_since_ms=0)] if worker.unheard_since_ms else [])
     joined = replace(
         worker,
-        state=advance_worker(worker.state, Step.JOIN),
+        state=advance(worker.state, Step.JOIN),
         joined_at_ms=now,
         booted_at_ms=now if worker.waits else worker.booted_at_ms or now,
         why="",
@@ -221,7 +221,7 @@ def terminate(ledger: Ledger, worker: Worker, why: str, now: int, by: str = "") 
     """Have a machine ended; its node lends nothing more, and what it lent is given back."""
     ending = replace(
         worker,
-        state=advance_worker(worker.state, Step.TERMINATE),
+        state=advance(worker.state, Step.TERMINATE),
         why=why,
         terminate_at_ms=now,
         tries=0,
@@ -237,7 +237,7 @@ def end_worker(
 ) -> Decision:
     """A worker that is proven gone: its cost ends, and its node is forgotten. `spending` is what was spent until now,
     where that is known already."""
-    gone = replace(worker, state=advance_worker(worker.state, Step.END), why=why, ended_at_ms=now)
+    gone = replace(worker, state=advance(worker.state, Step.END), why=why, ended_at_ms=now)
     spent = spending or settle(ledger, worker.provider, now, wall_ms)
     changes: list[Row] = [charge_unseen(spent, worker, now) if worker.waits else spent, gone]
     if worker.spare or worker.end_requested:
@@ -256,7 +256,7 @@ def on_drain_requested(ledger: Ledger, event: WorkerDrainRequested, now: int) ->
     held = [lease for lease in ledger.leases_of(worker.node) if not lease.request.block]
     if held and not event.force:
         raise Refused(f"worker {worker.id} has {len(held)} leases, the first is {held[0].id}; end them, or force it")
-    state, requested = advance_worker(worker.state, Step.DRAIN), event.by != GRID_USER
+    state, requested = advance(worker.state, Step.DRAIN), event.by != GRID_USER
     draining = replace(worker, state=state, why=event.why, end_requested=requested)
     record = worker_record("worker-draining", draining, event.why, event.by)
     node = [NodeDrained(worker.node, event.why, cooling=True)] if worker.node in ledger.nodes else []
@@ -268,7 +268,7 @@ def on_resumed(ledger: Ledger, event: WorkerResumed, now: int) -> Decision:
     worker = known_worker(ledger, event.worker_id)
     if worker.state is not WorkerState.DRAINING or worker.notice is not None:
         return Decision(answer=WorkerAnswer(worker))
-    joined = replace(worker, state=advance_worker(worker.state, Step.RESUME), why=event.why, end_requested=False)
+    joined = replace(worker, state=advance(worker.state, Step.RESUME), why=event.why, end_requested=False)
     node = [NodeResumed(worker.node)] if worker.node in ledger.nodes else []
     record = worker_record("worker-resumed", joined, event.why, event.by)
     return Decision([joined], [record], WorkerAnswer(joined), [*node])

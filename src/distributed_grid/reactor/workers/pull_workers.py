@@ -27,7 +27,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import GpuUsage, Node, NodeObservation, Usage
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
+from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step, advance
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, Record
 from distributed_grid.reactor.jobs import requeue_unstarted
@@ -133,10 +133,10 @@ def _handed_out(ledger: Ledger, job: Job, node: Node, now: int) -> Decision:
     if job.state is not JobState.ASSIGNED:
         return Decision(answer=JobAnswer(job, lease))
     attempt = replace(attempt, started_at_ms=now, machine=node.incarnation)
-    job = replace(job, state=advance_job(job.state, Step.START), attempts=(*job.attempts[:-1], attempt))
+    job = replace(job, state=advance(job.state, Step.START), attempts=(*job.attempts[:-1], attempt))
     changes: list[Row] = [job]
     if lease.state is LeaseState.RESERVING:
-        lease = replace(lease, state=advance_lease(lease.state, Step.BIND))
+        lease = replace(lease, state=advance(lease.state, Step.BIND))
         changes.append(lease)
     data = {"job_id": job.id, "attempt": attempt.number}
     record = Record("started", job.request.user, job.uid, node.name, "taken by the worker", data)

@@ -20,6 +20,7 @@ from distributed_grid.agent.offloading.move_orders import ResultTrees, SourceMov
 from distributed_grid.agent.offloading.process_inventory import ProcessInventory, Surroundings
 from distributed_grid.agent.outbox import Outbox, Report
 from distributed_grid.domain.processes import ProcessIdentity, ProcessLook
+from distributed_grid.domain.states import Step
 from distributed_grid.posix.boot_clock import boot_id
 from distributed_grid.scheduling.offloading.processes import first_look
 from distributed_grid.trees.manifest import Manifest
@@ -84,13 +85,13 @@ class Source:
 
         return self.loop.run_until_complete(wait())
 
-    def order(self, step: Any, process: ProcessIdentity | None = None, *, move: str = MOVE, **details: Any) -> None:
+    def order(self, step: str, process: ProcessIdentity | None = None, *, move: str = MOVE, **details: Any) -> None:
         """Give an order; the process is compared with its first observation."""
         if step in ("freeze", "commit"):
             details.setdefault("look", self.looks.get(move))
 
         async def give() -> None:
-            self.moves.carry_out(MoveOrder("here", move, step, process, **details))
+            self.moves.carry_out(MoveOrder(node="here", move_id=move, step=Step(step), process=process, **details))
 
         self.run(give())
 
@@ -98,7 +99,7 @@ class Source:
         """The next report of this kind."""
 
         def find() -> MoveReport | None:
-            return next((one for one in self.reports if one.step == step and one.move_id == move), None)
+            return next((one for one in self.reports if one.state == step and one.move_id == move), None)
 
         report = self.until(find)
         self.reports.remove(report)
@@ -106,7 +107,7 @@ class Source:
         return report
 
     def steps(self) -> list[str]:
-        return [report.step for report in self.reports]
+        return [report.state for report in self.reports]
 
     def open(self, process: ProcessIdentity, *, move: str = MOVE) -> None:
         """Look at a process, as a request does, and open its move."""

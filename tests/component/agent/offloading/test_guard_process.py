@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.offloading.guard_core import GuardPhase, GuardRecord
+from distributed_grid.agent.offloading.guard_core import GuardRecord
 from distributed_grid.agent.offloading.move_journal import encode_record, read_journal
 from distributed_grid.domain.processes import ProcessIdentity
+from distributed_grid.domain.states import MoveState
 from distributed_grid.posix.boot_clock import boot_ms
 from tests.component.agent.offloading.conftest import MOVE, Original, Source, kill, read_start
 from tests.support.small_disks import SmallDisk, small_disk
@@ -260,7 +261,7 @@ def test_a_guard_that_died_after_the_decision_is_followed_by_one_that_kills(
     source.stop()
     _kill_guards(source)
     frozen = read_journal(source.root / MOVE)[1][-1]
-    _append(source, encode_record(frozen._replace(step=GuardPhase.DECIDED, at_ms=boot_ms())))
+    _append(source, encode_record(frozen._replace(step=MoveState.DECIDED, at_ms=boot_ms())))
     source.start()
     source.reported("decided")
     source.reported("dead")
@@ -275,7 +276,7 @@ def test_a_guard_that_died_while_it_stopped_the_tree_is_followed_by_one_that_tha
     source.stop()
     _kill_guards(source)
     now = boot_ms()
-    _append(source, encode_record(GuardRecord(GuardPhase.FREEZING, now, now + 60_000)))
+    _append(source, encode_record(GuardRecord(MoveState.FREEZING, now, now + 60_000)))
     os.kill(process.pid, signal.SIGSTOP)
     source.start()
     source.reported("thawed")
@@ -297,8 +298,8 @@ def test_after_a_restart_of_the_machine_nobody_is_signalled(
     text = journal.read_text().replace(process.identity.boot, "another boot")
     journal.write_text(text.replace('"frozen"', '"decided"') if before == "decided" else text)
     if before == "decided":
-        _append(source, encode_record(GuardRecord(GuardPhase.FROZEN, 1, 2)))
-        _append(source, encode_record(GuardRecord(GuardPhase.DECIDED, 1, 2)))
+        _append(source, encode_record(GuardRecord(MoveState.FROZEN, 1, 2)))
+        _append(source, encode_record(GuardRecord(MoveState.DECIDED, 1, 2)))
     source.start()
     source.reported(after)
     source.until(lambda: not source.guards())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.offloading.guard_core import GuardPhase
 from distributed_grid.agent.offloading.move_journal import read_journal
+from distributed_grid.domain.states import MoveState
 from tests.component.agent.offloading.conftest import MOVE, Original, Source, kill
 
 MakeOriginal = Callable[..., Original]
@@ -132,7 +132,7 @@ def test_after_a_second_look_that_is_recorded_the_move_goes_on_whoever_is_killed
     process = original()
     source.open(process.identity)
     source.freeze(process.identity)
-    source.until(lambda: read_journal(source.root / MOVE)[1][-1].step is GuardPhase.CHECKED)
+    source.until(lambda: read_journal(source.root / MOVE)[1][-1].step is MoveState.CHECKED)
     if victim == "agent":
         source.stop()
         source.start()

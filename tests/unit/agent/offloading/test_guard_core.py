@@ -13,13 +13,13 @@ from distributed_grid.agent.offloading.guard_core import (
     ContinueTree,
     GuardAction,
     GuardCore,
-    GuardPhase,
     GuardRecord,
     KillTree,
     StopTree,
     TreeView,
     WriteRecord,
 )
+from distributed_grid.domain.states import MoveState
 
 LEASE_MS = 10_000
 TREE = ((100, 7), (101, 8))
@@ -180,7 +180,7 @@ def test_a_look_that_cannot_be_recorded_lets_the_tree_go_on(machine: Machine) ->
     machine.freeze()
     machine.has_room = False
     machine.check()
-    assert machine.core.phase is GuardPhase.THAWED
+    assert machine.core.phase is MoveState.THAWED
     assert not machine.is_still
 
 
@@ -205,7 +205,7 @@ def test_a_decision_that_cannot_be_written_is_not_made(machine: Machine) -> None
     machine.has_room = False
     machine.commit()
     assert machine.steps()[-1] == "checked"
-    assert machine.core.phase is GuardPhase.THAWED
+    assert machine.core.phase is MoveState.THAWED
     assert machine.is_alive
     assert not machine.is_still
 
@@ -218,7 +218,7 @@ def test_a_death_that_cannot_be_written_is_written_later(machine: Machine) -> No
     machine.has_room = False
     machine.take_over()
     assert not machine.is_alive
-    assert machine.core.phase is GuardPhase.DECIDED
+    assert machine.core.phase is MoveState.DECIDED
     machine.has_room = True
     machine.wait(1)
     assert machine.steps()[-1] == "dead"
@@ -316,7 +316,7 @@ def test_whatever_happens_it_is_dead_by_decision_or_goes_on_within_one_lease(sto
 def check(machine: Machine) -> None:
     steps = machine.steps()
     for before, after in zip(["opened", *steps], steps, strict=False):
-        allowed: Any = GUARD_TRANSITIONS[GuardPhase(before)]
+        allowed: Any = GUARD_TRANSITIONS[MoveState(before)]
         assert after in allowed, steps
     if "decided" in steps:
         decided = next(record for record in machine.journal if record.step == "decided")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.agent.offloading.guard_core import GuardPhase, GuardRecord
+from distributed_grid.agent.offloading.guard_core import GuardRecord
 from distributed_grid.agent.offloading.move_journal import (
     MAX_WHY_CHARS,
     MoveJournal,
@@ -19,9 +19,10 @@ from distributed_grid.agent.offloading.move_journal import (
     encode_record,
     read_journal,
 )
+from distributed_grid.domain.states import MoveState
 
 ORIGINAL = OriginalProcess("move-1", "gpu1", 100, 7, "boot", "/data", 1, 2)
-FROZEN = GuardRecord(GuardPhase.FROZEN, 10, 20, ((100, 7),), ((101, 8),))
+FROZEN = GuardRecord(MoveState.FROZEN, 10, 20, ((100, 7),), ((101, 8),))
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def folder(tmp_path: Path) -> Iterator[int]:
 def test_what_was_written_is_read_again(folder: int, tmp_path: Path) -> None:
     MoveJournal.create(folder, ORIGINAL)
     journal = MoveJournal(folder)
-    thawed = GuardRecord(GuardPhase.THAWED, 15, why="as ordered", frozen_ms=5)
+    thawed = GuardRecord(MoveState.THAWED, 15, why="as ordered", frozen_ms=5)
     journal.append(FROZEN, durable=False)
     journal.append(thawed, durable=True)
     assert journal.read() == read_journal(tmp_path) == (ORIGINAL, (FROZEN, thawed))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from distributed_grid.domain import events
@@ -40,6 +42,11 @@ def a_process_move(
     )
 
 
+def reported(state: MoveState, nodes: tuple[str, ...] = ("gpu1",), move_id: str = "move-1", **fields: Any) -> Cause:
+    """A report of the agent that serves these nodes."""
+    return events.MoveReported(move_id=move_id, state=state, nodes=nodes, **fields)
+
+
 def hear_boot(scenario: Scenario, node: str, boot: str, machine: str = "m1-dir") -> None:
     """The agent of a node comes, with nothing running."""
     scenario.handle(events.AttemptsListed(node, (), boot=boot, machine=machine))
@@ -50,9 +57,9 @@ def move_through(scenario: Scenario, until: MoveState, move_id: str = "move-1") 
     steps: dict[MoveState, Cause] = {
         MoveState.RESERVED: CheckMove(move_id),
         MoveState.SHIPPED: events.MoveShipped(move_id, "ahead", 50),
-        MoveState.FROZEN: events.MoveFrozen(move_id, 9_000, ("gpu1",)),
-        MoveState.DECIDED: events.MoveDecided(move_id, ("gpu1",)),
-        MoveState.DEAD: events.MoveDied(move_id, ("gpu1",)),
+        MoveState.FROZEN: reported(MoveState.FROZEN, move_id=move_id),
+        MoveState.DECIDED: reported(MoveState.DECIDED, move_id=move_id),
+        MoveState.DEAD: reported(MoveState.DEAD, move_id=move_id),
     }
     for state, event in steps.items():
         if state is MoveState.DECIDED:

@@ -9,11 +9,12 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MovedProcess, Way
 from distributed_grid.domain.processes import ProcessIdentity
 from distributed_grid.domain.rows import decode_row, encode_row
+from distributed_grid.domain.states import MoveState, Step
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import step
 from distributed_grid.reactor.effects import BringResults, OrderMoveStep, StartAttempt, attempt_effects, move_effects
 from tests.support.builders import Scenario, a_node, a_request, a_submission, an_exit
-from tests.unit.reactor.offloading.move_builders import a_job_move, a_process_move
+from tests.unit.reactor.offloading.move_builders import a_job_move, a_process_move, reported
 
 SOURCE, TARGETS = "gpu1", ("gpu2", "gpu3")
 NODES = (SOURCE, *TARGETS)
@@ -33,20 +34,20 @@ class Guarded:
 
     def order(self, step: str, freeze_ms: int, now: int) -> None:
         self.tick(now)
-        if step == "open" and self.phase == "unknown":
+        if step == Step.OPEN and self.phase == "unknown":
             self._enter("opened")
             self.tick(now)
-        elif step == "freeze" and self.phase == "opened":
+        elif step == Step.FREEZE and self.phase == "opened":
             self.original, self.until_ms = "stands still", now + freeze_ms
             self._enter("frozen")
-        elif step == "commit" and self.phase in ("opened", "frozen"):
+        elif step == Step.COMMIT and self.phase in ("opened", "frozen"):
             has_margin = self.phase == "frozen" and self.until_ms - now >= MARGIN_MS
             self._enter("decided") if has_margin else self._thaw()
-        elif step == "commit" and self.phase == "decided":
+        elif step == Step.COMMIT and self.phase == "decided":
             self.kill()
-        elif step == "thaw" and self.phase in ("opened", "frozen"):
+        elif step == Step.THAW and self.phase in ("opened", "frozen"):
             self._thaw()
-        elif step == "close" and self.phase != "decided":
+        elif step == Step.CLOSE and self.phase != "decided":
             if self.phase == "frozen":
                 self._thaw()
             self.phase, self.reports = "unknown", []
@@ -165,8 +166,10 @@ class Scene:
             guard = self.guards.get(order.move.id)
             if guard is None:
                 continue
-            if order.step == "return":
-                self.late.append(events.MoveReturned(order.move.id, 1, nodes=(SOURCE,)))
+            if order.step == Step.RETURN:
+                self.late.append(
+                    events.MoveReported(move_id=order.move.id, state=MoveState.RETURNED, nodes=(SOURCE,), files=1)
+                )
             else:
                 guard.order(order.step, order.move.freeze_ms, self.scenario.now)
 
@@ -296,12 +299,6 @@ class Scene:
 
 
 def _event_of(phase: str, move_id: str, nodes: tuple[str, ...]) -> Cause:
-    if phase == "frozen":
-        return events.MoveFrozen(move_id, 1_000, nodes)
-    if phase == "decided":
-        return events.MoveDecided(move_id, nodes)
-    if phase == "dead":
-        return events.MoveDied(move_id, nodes)
-    if phase in ("thawed", "gone"):
-        return events.MoveThawed(move_id, phase, nodes, gone=phase == "gone")
-    return CheckMove(move_id)
+    if phase == "opened":
+        return CheckMove(move_id)
+    return reported(MoveState(phase), nodes, move_id)

@@ -16,7 +16,7 @@ from distributed_grid.reactor.effects import StopAttempt, attempt_effects, move_
 from distributed_grid.reactor.offloading.move_transitions import (
     MAX_FAILURES,
     WAIT_FOR_TARGET_MS,
-    advance,
+    advance_move,
     count_failure,
     move_record,
 )
@@ -138,12 +138,12 @@ def test_the_third_failure_in_a_row_stops_automatic_offloading_and_says_so_once(
 
 def test_an_advance_is_recorded_with_the_state_that_it_leads_to_and_an_illegal_one_raises():
     move = a_job_move("r1")
-    decided, records = advance(move, Step.RESERVE, Step.DECIDE, now=7)
+    decided, records = advance_move(move, Step.RESERVE, Step.COMMIT, now=7)
     assert (decided.state, decided.state_at_ms) == (MoveState.DECIDED, 7)
     assert [(record.type, record.data["state"]) for record in records] == [("move-advanced", "decided")]
-    assert advance(move, now=9, problem="late") == (replace(move, problem="late"), [])
+    assert advance_move(move, now=9, problem="late") == (replace(move, problem="late"), [])
     with pytest.raises(GridError):
-        advance(decided, Step.DECIDE, now=9)
+        advance_move(decided, Step.COMMIT, now=9)
 
 
 def test_a_record_of_a_move_says_what_goes_from_where_to_where():

@@ -12,7 +12,6 @@ from distributed_grid.domain.states import MoveState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from tests.support.builders import a_node
 from tests.unit.reactor.offloading.move_builders import (
-    HERE,
     THREE,
     UNCOMMITTED,
     a_job_move,
@@ -21,6 +20,7 @@ from tests.unit.reactor.offloading.move_builders import (
     begin_process_move,
     end_of,
     move_through,
+    reported,
     request_move,
     submit_job,
 )
@@ -34,15 +34,15 @@ def scenario(new_scenario):
 def test_reports_that_repeat_come_late_or_are_anothers_change_nothing(scenario):
     reports = [
         events.MoveShipped("move-1", "other", 7),
-        events.MoveFrozen("move-1", 100, HERE),
+        reported(MoveState.FROZEN),
         events.MoveFilesSettled("move-1", "other", 7),
-        events.MoveDecided("move-1", HERE),
-        events.MoveThawed("move-1", "late", HERE),
-        events.MoveFailed("move-1", "late", HERE),
-        events.MoveDied("move-1", HERE),
+        reported(MoveState.DECIDED),
+        reported(MoveState.THAWED, detail="late"),
+        reported(MoveState.FAILED, detail="late"),
+        reported(MoveState.DEAD),
         events.MoveRequested(a_process_move()),
         events.MoveResultsBrought("move-1", "other"),
-        events.MoveReturned("move-1", 1, nodes=HERE),
+        reported(MoveState.RETURNED, files=1),
         CheckMove("move-1"),
     ]
     move_through(scenario, MoveState.DEAD)
@@ -60,11 +60,11 @@ def test_who_does_not_serve_the_source_has_nothing_to_say(scenario, state):
     move_through(scenario, state)
     before = scenario.ledger.rows()
     for event in (
-        events.MoveFrozen("move-1", 9, ("gpu2",)),
-        events.MoveDecided("move-1", ("gpu2",)),
-        events.MoveDied("move-1", ("gpu2", "gpu3")),
-        events.MoveThawed("move-1", "", ("gpu3",)),
-        events.MoveFailed("move-1", "", ("gpu3",)),
+        reported(MoveState.FROZEN, ("gpu2",)),
+        reported(MoveState.DECIDED, ("gpu2",)),
+        reported(MoveState.DEAD, ("gpu2", "gpu3")),
+        reported(MoveState.THAWED, ("gpu3",)),
+        reported(MoveState.FAILED, ("gpu3",)),
     ):
         scenario.handle(event)
     assert scenario.ledger.rows() == before
@@ -72,9 +72,9 @@ def test_who_does_not_serve_the_source_has_nothing_to_say(scenario, state):
 
 def test_a_guard_that_decides_without_having_been_asked_is_not_believed(scenario):
     move_through(scenario, MoveState.FROZEN)
-    scenario.handle(events.MoveDecided("move-1", HERE))
+    scenario.handle(reported(MoveState.DECIDED))
     assert scenario.ledger.moves["move-1"].state is MoveState.FROZEN
-    assert end_of(scenario.handle(events.MoveDied("move-1", HERE))) is MoveEnd.NOT_NEEDED
+    assert end_of(scenario.handle(reported(MoveState.DEAD))) is MoveEnd.NOT_NEEDED
     assert scenario.ledger.is_empty
 
 

@@ -26,6 +26,7 @@ from tests.unit.reactor.offloading.move_builders import (
     ended,
     hear_boot,
     move_through,
+    reported,
 )
 
 
@@ -47,10 +48,10 @@ def test_each_state_calls_for_its_own_steps(scenario):
     assert _orders(scenario) == [ShipFiles]
     scenario.handle(events.MoveFilesSettled("move-1", "final", 1))
     assert _orders(scenario) == ["commit"]
-    scenario.handle(events.MoveDecided("move-1", HERE))
+    scenario.handle(reported(MoveState.DECIDED))
     assert _orders(scenario) == ["commit"]
     assert not scenario.ledger.jobs
-    scenario.handle(events.MoveDied("move-1", HERE))
+    scenario.handle(reported(MoveState.DEAD))
     assert _orders(scenario) == []
 
 
@@ -76,13 +77,13 @@ def test_results_come_back_before_the_move_ends(scenario):
     move = scenario.ledger.moves["move-1"]
     assert (move.result, move.ran_on, move.ran_as) == ("exited 3", "gpu2", f"{move.job}.1")
     assert _orders(scenario) == [BringResults]
-    scenario.handle(events.MoveReturned("move-1", 9, nodes=HERE))
+    scenario.handle(reported(MoveState.RETURNED, files=9))
     scenario.handle(events.MoveResultsBrought("move-1", "results"))
     assert _orders(scenario) == ["return"]
-    scenario.handle(events.MoveFailed("move-1", "no space left", HERE))
+    scenario.handle(reported(MoveState.FAILED, detail="no space left"))
     assert scenario.ledger.moves["move-1"].problem == "no space left"
-    scenario.handle(events.MoveReturned("move-1", 9, nodes=("gpu2",)))
-    result = scenario.handle(events.MoveReturned("move-1", 2, ("log.from-move-1",), nodes=HERE))
+    scenario.handle(reported(MoveState.RETURNED, ("gpu2",), files=9))
+    result = scenario.handle(reported(MoveState.RETURNED, files=2, kept=("log.from-move-1",)))
     over = ended(result)
     assert (over.end, over.returned, over.kept) == (MoveEnd.DONE, 2, ("log.from-move-1",))
     assert [one.step for one in move_effects(scenario.ledger, result.changes)] == ["close"]
@@ -113,7 +114,7 @@ def test_files_that_cannot_be_returned_can_be_given_up(scenario):
 def test_a_death_that_is_heard_before_the_decision_counts_as_both(scenario):
     move_through(scenario, MoveState.FROZEN)
     scenario.handle(events.MoveFilesSettled("move-1", "final"))
-    scenario.handle(events.MoveDied("move-1", HERE))
+    scenario.handle(reported(MoveState.DEAD))
     move = scenario.ledger.moves["move-1"]
     assert move.state is MoveState.DEAD
     assert move.job in scenario.ledger.jobs
@@ -124,8 +125,11 @@ def test_before_the_commit_every_failure_ends_the_move_at_once(new_scenario, sta
     for event, end in (
         (events.MoveFailed("move-1", "its files are too many"), MoveEnd.FAILED),
         (events.MoveCancelled("move-1", "ada"), MoveEnd.CANCELLED),
-        (events.MoveThawed("move-1", "the lease ended", HERE), MoveEnd.FAILED),
-        (events.MoveThawed("move-1", "", HERE, gone=True), MoveEnd.NOT_NEEDED),
+        (
+            reported(MoveState.THAWED, detail="the lease ended"),
+            MoveEnd.FAILED,
+        ),
+        (reported(MoveState.GONE), MoveEnd.NOT_NEEDED),
         (events.LeaseReclaimed("move-1", "its owner is back"), MoveEnd.FAILED),
         (events.NodeStopped("gpu2"), MoveEnd.FAILED),
     ):
@@ -146,7 +150,7 @@ def test_after_the_commit_was_asked_only_the_guard_knows(scenario):
     scenario.handle(events.MoveCancelled("move-1", "ada"))
     assert scenario.ledger.moves["move-1"].ending is MoveEnd.CANCELLED
     assert _orders(scenario) == ["thaw"]
-    result = scenario.handle(events.MoveThawed("move-1", "as ordered", HERE))
+    result = scenario.handle(reported(MoveState.THAWED, detail="as ordered"))
     assert end_of(result) is MoveEnd.CANCELLED
     assert scenario.ledger.is_empty
 
@@ -155,7 +159,7 @@ def test_a_cancel_that_came_after_the_decision_is_overruled(scenario):
     move_through(scenario, MoveState.FROZEN)
     scenario.handle(events.MoveFilesSettled("move-1", "final"))
     scenario.handle(events.MoveFailed("move-1", "the content store is full"))
-    scenario.handle(events.MoveDecided("move-1", HERE))
+    scenario.handle(reported(MoveState.DECIDED))
     move = scenario.ledger.moves["move-1"]
     assert (move.state, move.ending, move.problem) == (MoveState.DECIDED, None, "")
     with pytest.raises(Refused, match="when the original is recorded dead"):
@@ -167,7 +171,7 @@ def test_room_that_is_lost_after_the_commit_leaves_the_job_to_the_queue(scenario
     move_through(scenario, MoveState.DECIDED)
     scenario.handle(events.NodeStopped("gpu2"))
     assert scenario.ledger.moves["move-1"].lease_id == ""
-    scenario.handle(events.MoveDied("move-1", HERE))
+    scenario.handle(reported(MoveState.DEAD))
     move = scenario.ledger.moves["move-1"]
     assert scenario.job(move.job).attempt.node in ("gpu1", "gpu3")
 
@@ -175,7 +179,7 @@ def test_room_that_is_lost_after_the_commit_leaves_the_job_to_the_queue(scenario
 def _die_while_the_target_gives_way(scenario):
     move_through(scenario, MoveState.DECIDED)
     scenario.handle(events.HeartbeatReceived("gpu2", Usage(), yields=True))
-    scenario.handle(events.MoveDied("move-1", HERE))
+    scenario.handle(reported(MoveState.DEAD))
     move = scenario.ledger.moves["move-1"]
     assert (move.state, move.lease_id) == (MoveState.DEAD, "move-1")
     assert scenario.job(move.job).state is JobState.QUEUED
@@ -251,7 +255,7 @@ def test_what_a_restarted_machine_says_of_a_process_after_the_commit_is_a_death(
     move_through(scenario, MoveState.FROZEN)
     scenario.handle(events.MoveFilesSettled("move-1", "final"))
     hear_boot(scenario, "gpu1", "boot-2")
-    scenario.handle(events.MoveThawed("move-1", "", HERE, gone=True))
+    scenario.handle(reported(MoveState.GONE))
     assert scenario.ledger.moves["move-1"].state is MoveState.DEAD
 
 
@@ -267,7 +271,7 @@ def test_a_source_that_is_silent_or_removed_is_waited_for_after_the_commit(scena
     assert not scenario.ledger.jobs
     scenario.handle(events.NodeDeclared(a_node("gpu1")))
     hear_boot(scenario, "gpu1", "boot-1")
-    scenario.handle(events.MoveDied("move-1", HERE))
+    scenario.handle(reported(MoveState.DEAD))
     assert len(scenario.ledger.jobs) == 1
 
 
@@ -351,7 +355,7 @@ def test_a_job_that_is_cancelled_before_it_has_run_ends_the_move(scenario):
     move_through(scenario, MoveState.DECIDED)
     scenario.handle(events.LeaseReclaimed("move-1", "its owner is back"))
     scenario.handle(events.NodeDrained("gpu2"))
-    scenario.handle(events.MoveDied("move-1", HERE))
+    scenario.handle(reported(MoveState.DEAD))
     move = scenario.ledger.moves["move-1"]
     assert scenario.job(move.job).state is JobState.QUEUED
     result = scenario.cancel(move.job)
@@ -372,8 +376,12 @@ def test_an_agent_that_has_lost_its_directory_has_nothing_to_say_of_the_move(sce
     if committed:
         scenario.handle(events.MoveFilesSettled("move-1", "final"))
     hear_boot(scenario, "gpu1", "boot-1", machine="m1-other")
-    scenario.handle(events.MoveThawed("move-1", "nothing is known of this move here", HERE))
-    scenario.handle(events.MoveDied("move-1", HERE))
+    scenario.handle(
+        events.MoveReported(
+            move_id="move-1", state=MoveState.THAWED, nodes=HERE, detail="nothing is known of this move here"
+        )
+    )
+    scenario.handle(reported(MoveState.DEAD))
     assert scenario.ledger.moves["move-1"].state is MoveState.FROZEN
     result = scenario.advance(1)
     if committed:
