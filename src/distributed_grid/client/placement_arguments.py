@@ -1,4 +1,4 @@
-"""Placement arguments of Python programs: where and when a request may be served, as fields of a message."""
+"""Placement arguments of Python programs, as fields of a request."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from distributed_grid.number_text import plain_number
 Span = float | timedelta
 """Seconds, or a timedelta."""
 Moment = float | datetime | timedelta
-"""Seconds since 1970, a moment (the local one where it has no time zone), or so much time from now."""
+"""Seconds since 1970, a moment (local where it has no time zone), or a span from now."""
 
 
 class PlacementArguments(TypedDict, total=False):
-    """Where a request may go and when it must be over; what is left out does not matter.
+    """Nodes and deadline of a request; an argument that is left out restricts nothing.
 
-    `also` is more of other kinds on the same node. `labels` are `{"disk": "ssd"}`, or words such as `"disk=ssd"` or a
+    `also` has amounts of other resources on the same node. `labels` are `{"disk": "ssd"}`, or words such as `"disk=ssd"` or a
     tag. An affinity names a node, a job, a task or a group; `group` is a name that requests share.
     """
 
@@ -41,11 +41,13 @@ class PlacementArguments(TypedDict, total=False):
 
 
 def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of a message; with the strategy `node_specific` the preferred nodes are required."""
+    """The fields of a request; with the strategy `node_specific` the preferred nodes are required."""
     unknown = set(placing) - PlacementArguments.__optional_keys__
     if unknown:
         raise TypeError(f"no such placement argument: {', '.join(sorted(unknown))}")
-    strategy = placing.get("strategy")
+    strategy, labels = placing.get("strategy"), placing.get("labels", ())
+    if isinstance(labels, Mapping):
+        labels = [f"{key}={value}" if value else key for key, value in labels.items()]
     chosen = Strategy.parse(strategy) if strategy else None
     required = _names(placing.get("required_nodes", ()), "required_nodes")
     preferred = _names(prefer, "preferred_nodes")
@@ -59,7 +61,7 @@ def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) ->
         "resources": {resource_name(kind): finite_amount(amount) for kind, amount in placing.get("also", {}).items()},
         "gpu_models": _names(placing.get("gpu_models", ()), "gpu_models"),
         "gpu_memory_gb": float(placing.get("gpu_memory_gb", 0.0)),
-        "labels": _labels(placing.get("labels", ())),
+        "labels": _names(labels, "labels"),
         "affinity": _names(placing.get("affinity", ()), "affinity"),
         "anti_affinity": _names(placing.get("anti_affinity", ()), "anti_affinity"),
         "group": placing.get("group", ""),
@@ -82,7 +84,7 @@ def finite_amount(amount: float) -> float:
 
 
 def positive_seconds(span: Span, what: str) -> float:
-    """A span of time in seconds; it must be more than nothing."""
+    """A span of time in seconds; BadInput for one that is not positive."""
     seconds = span.total_seconds() if isinstance(span, timedelta) else float(span)
     if not math.isfinite(seconds) or seconds <= 0:
         raise BadInput(f"{what} must be more than zero seconds, not {plain_number(seconds)}")
@@ -105,9 +107,3 @@ def _names(names: Sequence[str], what: str) -> list[str]:
     if isinstance(names, str):
         raise BadInput(f"{what} is a list of names, not one text: write [{names!r}]")
     return [str(name) for name in names]
-
-
-def _labels(labels: Mapping[str, str] | Sequence[str]) -> list[str]:
-    if isinstance(labels, Mapping):
-        return [f"{key}={value}" if value else key for key, value in labels.items()]
-    return _names(labels, "labels")
