@@ -89,7 +89,7 @@ class Client(Operations):
             self._socket = None
         self._conversation = Conversation()
 
-    def greet(self) -> Message:
+    def greet(self) -> JsonObject:
         """The control plane's answer to our hello: its version, its config and its nodes."""
         self._connect()
         return self._conversation.welcome
