@@ -74,16 +74,15 @@ class LoopSlices:
             pass
 
     async def select(self, rows: Sequence[T], fits: Callable[[T], bool]) -> list[T]:
-        """The rows that fit."""
-        found: list[T] = []
+        selected: list[T] = []
         position = 0
         while position < len(rows):
             async with self.next() as is_over:
                 while position < len(rows) and not is_over():
                     chunk = rows[position : position + CHUNK_ROWS]
-                    found += filter(fits, chunk)
+                    selected += filter(fits, chunk)
                     position += len(chunk)
-        return found
+        return selected
 
 
 def event_key(*, type_: str = "", subject: str = "") -> str:
@@ -97,8 +96,6 @@ def tasks_key(worker: str) -> str:
 
 
 class Clock(Protocol):
-    """The grid's own time."""
-
     def now_ms(self) -> int:
         """Milliseconds since the epoch, never going back."""
 
@@ -287,7 +284,6 @@ class Grid:
 
     @property
     def store(self) -> Store:
-        """The history; only for reading."""
         return self._store
 
     def now_ms(self) -> int:
