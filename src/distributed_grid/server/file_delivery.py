@@ -13,13 +13,12 @@ import logging
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import asdict
 
 from distributed_grid.api.answers.jobs import FetchedFile, FetchedTree
 from distributed_grid.api.framing import JSON, STDOUT
-from distributed_grid.client.job_payload import FileDownload
+from distributed_grid.client.job_payload import FetchTotals, FileDownload
 from distributed_grid.control.agent_files import AttemptFiles
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.reconciler import Reconciler
@@ -125,17 +124,17 @@ class FileDeliverer:
         return delivered_files(directory, done)
 
 
-def delivered_files(directory: str, done: dict[str, Any]) -> DeliveredFiles:
+def delivered_files(directory: str, totals: FetchTotals) -> DeliveredFiles:
     """The totals of a download for the ledger; of many paths only the first."""
-    beside = tuple(sorted(done["beside"].items()))[:MAX_NAMED_FILES]
+    beside = tuple(sorted(totals.beside.items()))[:MAX_NAMED_FILES]
     return DeliveredFiles(
         directory=str(Path(directory)),
-        files=done["files"],
-        bytes=done["bytes"],
-        unchanged=done["unchanged"],
-        in_place=done["in_place"],
+        files=totals.files,
+        bytes=totals.bytes,
+        unchanged=totals.unchanged,
+        in_place=totals.in_place,
         beside=tuple((display_path(path), display_path(name)) for path, name in beside),
-        protected=tuple(map(display_path, done["protected"][:MAX_NAMED_FILES])),
-        executable=tuple(map(display_path, done["executable"][:MAX_NAMED_FILES])),
-        skipped=tuple(done["skipped"][:MAX_NAMED_FILES]),
+        protected=tuple(map(display_path, totals.protected[:MAX_NAMED_FILES])),
+        executable=tuple(map(display_path, totals.executable[:MAX_NAMED_FILES])),
+        skipped=tuple(totals.skipped[:MAX_NAMED_FILES]),
     )

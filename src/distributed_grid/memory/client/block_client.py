@@ -160,8 +160,8 @@ log = logging.getLogger(__name__)
 class BlockDirectory(Protocol):
     """Where locations of blocks are looked up: the control plane."""
 
-    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Answer of the directory; raises NotFound, BlockLost and Unreachable."""
+    def find_block(self, *, block_id: str) -> Any:
+        """The JSON answer about a block; raises NotFound, BlockLost and Unreachable."""
 
 
 class BlockClient:
@@ -207,7 +207,7 @@ class BlockClient:
             if block is not None:
                 return block
             try:
-                answer = self._directory.call("find_block", block_id=block_id)
+                answer = self._directory.find_block(block_id=block_id)
             except Unreachable as error:
                 budget.wait(str(error))
                 continue
