@@ -89,7 +89,7 @@ class Client(Operations):
             self._socket = None
         self._conversation = Conversation()
 
-    def greet(self) -> Message:
+    def greet(self) -> JsonObject:
         """What the control plane said of itself and its nodes when we connected."""
         self._connect()
         return self._conversation.welcome

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from distributed_grid.api.answers.memory import BlockRow
     from distributed_grid.client.conversation import JsonObject
     from distributed_grid.client.memory.directory import BlockDirectoryClient
-    from distributed_grid.client.placement_arguments import Span
     from distributed_grid.memory.client.arrays import RemoteArray
+    from distributed_grid.quantities import Span
 
 
 KEY_SECONDS = 86_400.0
@@ -131,9 +131,14 @@ class MemoryPool(PoolMapping):
             raise Refused("this memory pool belongs to the process that opened it; after a fork, open another")
         return self._open_blocks
 
-    def connect(self) -> None:
-        """Make sure that the control plane answers, starting one where none runs."""
-        self._asked.get_memory_stats()
+    def connected(self) -> Self:
+        """The pool itself, once the control plane answers, which is started where none runs; closed on an error."""
+        try:
+            self._asked.get_memory_stats()
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     def close(self) -> None:
         """Close the pool; safe to call twice. Blocks stay until their time is over, but are renewed no more."""
