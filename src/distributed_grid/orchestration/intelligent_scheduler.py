@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed_grid.api.answers.metrics import SchedulingFigures
 from distributed_grid.client.async_client import GridSession
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.client.placement_arguments import (
     PlacementArguments,
     finite_amount,
@@ -181,7 +182,7 @@ class IntelligentScheduler(GridSession):
 
     async def get_scheduling_status(self) -> SchedulingStatus:
         """How well requests are served, who is open, what is held, and how many wait."""
-        status = await self._client.call("get_status")
+        status: Any = await whole_status_async(self._client)
         figures: SchedulingFigures = (await self._client.call("get_metrics", kind="scheduling"))["scheduling"]
         sharing = (await self._client.call("get_config"))["config"]["resource_sharing"]
         return {

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.async_client import GridSession
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.client.placement_arguments import (
     PlacementArguments,
     finite_amount,
@@ -126,7 +127,7 @@ class ResourceSharingManager(GridSession):
 
     async def get_resource_status(self) -> ResourceStatus:
         """Whether and how the grid shares, the offers, and the allocations."""
-        status = await self._client.call("get_status")
+        status: Any = await whole_status_async(self._client)
         sharing = (await self._client.call("get_config"))["config"]["resource_sharing"]
         return {
             "enabled": sharing["enabled"],

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.async_client import GridSession
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.view_types import AllocationRow, ClusterStatus
 from distributed_grid.domain.rebalancing import SharingPolicy
@@ -56,7 +57,7 @@ class ResourceSharingOrchestrator(GridSession):
 
     async def get_cluster_status(self) -> ClusterStatus:
         """Everything at a glance: nodes, offers, allocations, jobs, the queue, and scheduling figures."""
-        status = await self._client.call("get_status")
+        status: Any = await whole_status_async(self._client)
         summary = (await self._client.call("get_metrics", kind="summary"))["summary"]
         scheduling = (await self._client.call("get_metrics", kind="scheduling"))["scheduling"]
         config = (await self._client.call("get_config"))["config"]
