@@ -40,10 +40,10 @@ class OneAttempt:
 class NoPauses:
     """Nothing is paused."""
 
-    def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
+    def pause_for_node(self, attempt_id: str, fence: int, why: str) -> None:
         raise AssertionError(f"{attempt_id} is paused: {why}")
 
-    def go_on(self, attempt_id: str) -> None: ...
+    def resume(self, attempt_id: str) -> None: ...
 
 
 def measure() -> list[Line]:

@@ -248,7 +248,6 @@ class JobDir:
             os.close(fd)
 
     def remove(self, name: str) -> None:
-        """Remove the file. Safe twice."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
 
