@@ -241,20 +241,16 @@ class WorkerReconciler:
             effects: list[WorkerEffect] = await self._grid.read(worker_effects)
             for effect in effects:
                 self.perform(effect)
-        for provider in await self._grid.read(self._to_list):
-            self._listed_at[provider] = asyncio.get_running_loop().time()
-            key = f"list of {provider}"
-            self._work.begin(key, partial(self.compare, provider), key)
-
-    def _to_list(self, ledger: Ledger, now: int) -> list[str]:
-        """Providers whose list is due, of those that have or had workers."""
-        used = {worker.provider for worker in ledger.workers.values()}
-        time_now, due = asyncio.get_running_loop().time(), []
-        for provider in ledger.spending:
+        used, providers = await self._grid.read(
+            lambda ledger, now: ({worker.provider for worker in ledger.workers.values()}, list(ledger.spending))
+        )
+        time_now = asyncio.get_running_loop().time()
+        for provider in providers:  # those that have or had workers
             pause = self._rules.consistency_ms / 3000 if provider in used else IDLE_LIST_SECONDS
             if time_now - self._listed_at.get(provider, float("-inf")) >= pause:
-                due.append(provider)
-        return due
+                self._listed_at[provider] = time_now
+                key = f"list of {provider}"
+                self._work.begin(key, partial(self.compare, provider), key)
 
     async def compare(self, provider_name: str) -> None:
         """Bring the ledger in line with a provider's list, and terminate machines of this grid without a row."""
