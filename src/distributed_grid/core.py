@@ -26,6 +26,7 @@ from distributed_grid.client.job_payload import (
     check_command,
     upload_workdir,
 )
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.client.placement_arguments import PlacementArguments, placement_fields
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
@@ -227,7 +228,7 @@ class GridOrchestrator:
 
     async def get_shared_resource_status(self) -> SharedResourceStatus:
         """The offers and active allocations of this moment."""
-        status = await self._client.call("get_status")
+        status: Any = await whole_status_async(self._client)
         return {"offers": status["offers"], "allocations": status["allocations"]}
 
 
