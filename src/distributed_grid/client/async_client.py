@@ -57,7 +57,7 @@ class AsyncClient(AsyncOperations):
             await asyncio.to_thread(client.get_daemon_info)
 
     async def greet(self) -> JsonObject:
-        """What the control plane says of itself and its nodes when a client connects."""
+        """Description of the control plane and its nodes, from its answer to the hello."""
         return await self._exchange(None, any_config=False)
 
     async def call(self, op: str, **arguments: Any) -> JsonObject:
@@ -198,7 +198,7 @@ class GridSession:
         await self._client.start()
 
     async def stop(self) -> None:
-        """Detach from the grid; what was borrowed stays borrowed until it is released or its time is over."""
+        """Detach from the grid; leases stay until they are released or expire."""
 
 
 class BlockingSession(Operations):

@@ -90,7 +90,7 @@ class Client(Operations):
         self._conversation = Conversation()
 
     def greet(self) -> JsonObject:
-        """What the control plane said of itself and its nodes when we connected."""
+        """Description of the control plane and its nodes, from its answer to the hello."""
         self._connect()
         return self._conversation.welcome
 

@@ -1,7 +1,7 @@
-"""Tasks and their runs as people write them down, in the fields that the control plane takes.
+"""Fields of requests from the descriptions that people write of tasks and their runs.
 
-A task is a command, or a type with parameters. Names that mean the same are taken alike: `memory_mb`, `peak_memory_mb`
-and `{"memory": {"used_mb": …}}` are one quantity. What is not listed here is left out.
+A task is a command, or a type with parameters. Synonyms are one quantity: `memory_mb`, `peak_memory_mb` and
+`{"memory": {"used_mb": …}}`. Names that are not listed here are left out.
 """
 
 from __future__ import annotations

@@ -1,31 +1,8 @@
-"""Types of the JSON answers that are no structs yet, and of the dictionaries that façades return."""
+"""Types of the JSON answers that are no structs yet."""
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
-
-from distributed_grid.api.answers.metrics import ClusterSummary, SchedulingFigures
-from distributed_grid.domain.rebalancing import SharingPolicy
-
-# As façades return them, with the fields of the answers of these names.
-AllocationRow = dict[str, Any]
-BatchScaling = dict[str, Any]
-BlockRow = dict[str, Any]
-BoostRow = dict[str, Any]
-BoostStatus = dict[str, Any]
-ExecutionRecord = dict[str, Any]
-JobRow = dict[str, Any]
-MemoryStats = dict[str, Any]
-MoveRow = dict[str, Any]
-NodeRow = dict[str, Any]
-OfferRow = dict[str, Any]
-PredictionRow = dict[str, Any]
-ProposalRow = dict[str, Any]
-RecommendationRow = dict[str, Any]
-ScalingDecisionRow = dict[str, Any]
-TrainingReport = dict[str, Any]
-WorkerOfferRow = dict[str, Any]
-WorkerRow = dict[str, Any]
+from typing import TypedDict
 
 
 class JoinAnswer(TypedDict):
@@ -49,41 +26,3 @@ class ErrorAnswer(TypedDict):
     """Why a request failed."""
 
     error: ErrorBody
-
-
-class ResourceStatus(TypedDict):
-    """What `ResourceSharingManager.get_resource_status` returns."""
-
-    enabled: bool
-    mode: str
-    policy: SharingPolicy
-    offers: list[OfferRow]
-    allocations: list[AllocationRow]
-    waiting: int
-
-
-class SchedulingStatus(SchedulingFigures):
-    """What `IntelligentScheduler.get_scheduling_status` returns: the figures, and what is going on."""
-
-    strategy: str
-    open_nodes: list[str]
-    allocations: list[AllocationRow]
-    running_jobs: int
-    waiting: int
-
-
-class ClusterStatus(TypedDict):
-    """What `ResourceSharingOrchestrator.get_cluster_status` returns."""
-
-    name: str
-    enabled: bool
-    mode: str
-    policy: SharingPolicy
-    nodes: list[NodeRow]
-    offers: list[OfferRow]
-    allocations: list[AllocationRow]
-    jobs: list[JobRow]
-    recommendations: list[RecommendationRow]
-    waiting: int
-    summary: ClusterSummary
-    scheduling: SchedulingFigures

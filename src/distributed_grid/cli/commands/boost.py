@@ -186,11 +186,10 @@ def run(session: CliSession, /, boost_id: str, **options: Any) -> int:
     from distributed_grid.cli.commands.run import job_fields, run_job, upload_for
 
     words = list(options["command"])
-    submission = {"boost_id": boost_id, **job_fields(words[1:] if words[0] == "--" else words, options)}
+    fields = {"boost_id": boost_id, **job_fields(words[1:] if words[0] == "--" else words, options)}
 
     def submit(client: Client) -> JobDetail:
         boost = required(client.get_boost(boost_id=boost_id).boost)
-        upload = upload_for(session, client, options, [required(boost.source_node)])
-        return client.run_in_boost(**submission, workdir=upload["workdir"])
+        return client.run_in_boost(**upload_for(session, client, fields, options, required(boost.source_node)))
 
-    return run_job(session, options, submission["request_id"], submit)
+    return run_job(session, options, fields["request_id"], submit)

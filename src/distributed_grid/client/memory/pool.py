@@ -1,9 +1,8 @@
 """`MemoryPool`: bytes and arrays in the memory of other nodes, for programs without an event loop, and for notebooks.
 
-It holds nothing that matters: blocks are leases in the ledger, and outlive the program until their time is over. While
-the program runs, the pool renews what was allocated without a time of its own. A key has its old value or its new one,
-whole: a new value gets the name when all of it is written. What was begun and failed is freed at once; what was begun
-by a program that died ends within a minute.
+Blocks are leases in the ledger, and outlive the program until they expire. While the program runs, the pool renews the
+blocks that were allocated without a ttl. A key has its old value or its new one, whole: a new value gets the name when
+all of it is written. A block whose write failed is freed at once; that of a program that died ends within a minute.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from collections.abc import Iterator, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from distributed_grid.client.conversation import JsonObject, as_object, as_objects
 from distributed_grid.client.memory.directory import (
     EMPTY_META,
     length_of,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from distributed_grid.api.answers.memory import BlockRow
-    from distributed_grid.client.conversation import JsonObject
     from distributed_grid.client.memory.directory import BlockDirectoryClient
     from distributed_grid.memory.client.arrays import RemoteArray
     from distributed_grid.quantities import Span
@@ -203,7 +202,7 @@ class MemoryPool(PoolMapping):
         blocks = self._blocks
         blocks.forget(self._asked.free_block(block_id=block_id).block.block_id)
 
-    def find(self, block_id: str = "", *, name: str = "") -> dict[str, Any]:
+    def find(self, block_id: str = "", *, name: str = "") -> JsonObject:
         """The grid's record of a block, by its id, any unique prefix, or its name.
 
         A node that is just coming back is waited for; Unreachable where it does not.
@@ -256,13 +255,13 @@ class MemoryPool(PoolMapping):
         full_id = self._full_id(block_id)
         return self._blocks.map(full_id) if self._packed_value(full_id) is None else None
 
-    def list_blocks(self) -> list[dict[str, Any]]:
+    def list_blocks(self) -> list[JsonObject]:
         """Every block there is."""
-        return cast("list[dict[str, Any]]", self._asked.every_block())
+        return as_objects(self._asked.every_block())
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> JsonObject:
         """How much of the pool is used and where, and what this program has moved."""
-        return {**cast("JsonObject", self._asked.get_memory_stats()), "transfers": self._blocks.stats()}
+        return JsonObject({**as_object(self._asked.get_memory_stats()), "transfers": self._blocks.stats()})
 
     @contextlib.contextmanager
     def staged(self, size: int, preferred_node: str | None = None, *, copies: int = 1) -> Iterator[StagedBlock]:
