@@ -12,6 +12,7 @@ from distributed_grid.client import jobs
 from distributed_grid.client.async_client import AsyncClient, AsyncioTransport
 from distributed_grid.client.jobs import AsyncJob, JobUsage, Result
 from distributed_grid.client.leases import AsyncLease, PendingLease
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.client.transports import named_config, usual_transport
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def borrow(**options: Unpack[LeaseOptions]) -> PendingLease:
 
 async def status() -> GridStatus:
     """As `distributed_grid.status`."""
-    return await _transport().get_status()
+    return await whole_status_async(_transport())
 
 
 def pool(*, compression: str = "auto") -> DistributedMemoryPool:

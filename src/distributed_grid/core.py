@@ -17,6 +17,7 @@ from distributed_grid.client.conversation import JsonObject, as_objects
 from distributed_grid.client.job_payload import NONE
 from distributed_grid.client.job_requests import JobRequest, argv_of, command_fields
 from distributed_grid.client.jobs import run_request
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.client.placement_arguments import PlacementArguments, placement_fields
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
@@ -150,7 +151,7 @@ class GridOrchestrator:
 
     async def get_shared_resource_status(self) -> SharedResourceStatus:
         """The offers and active allocations of this moment."""
-        status = await self._client.get_status()
+        status = await whole_status_async(self._client)
         return {"offers": as_objects(status.offers), "allocations": as_objects(status.allocations)}
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from distributed_grid.client import jobs, leases
 from distributed_grid.client.jobs import AsyncJob, JobUsage, Result
 from distributed_grid.client.leases import AsyncLease
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.client.transports import complete, iterate, named_config, usual_transport
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ def borrow(**options: Unpack[LeaseOptions]) -> LeaseHandle:
 
 
 def status() -> GridStatus:
-    """Nodes, offers, leases, jobs and recommendations."""
-    return complete(usual_transport().get_status())
+    """Nodes, offers, leases and recommendations, all of them; 200 jobs at most, and the number in each state."""
+    return complete(whole_status_async(usual_transport()))
 
 
 def pool(*, compression: str = "auto") -> MemoryPool:

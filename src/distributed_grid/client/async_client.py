@@ -57,7 +57,7 @@ class AsyncClient(AsyncOperations):
             await asyncio.to_thread(client.get_daemon_info)
 
     async def greet(self) -> JsonObject:
-        """Description of the control plane and its nodes, from its answer to the hello."""
+        """The control plane's answer to our hello: its version, its config and its nodes."""
         return await self._exchange(None, any_config=False)
 
     async def call(self, op: str, **arguments: Any) -> JsonObject:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import ClientConfig, JsonObject, as_object, as_objects
+from distributed_grid.client.pages import every_page
 from distributed_grid.config import ClusterConfig
 from distributed_grid.errors import BadInput
 from distributed_grid.ports import CloudProviderBase
@@ -103,7 +104,8 @@ class CloudProviderManager:
     def list_workers(self, provider: str = "", *, include_gone: bool = False) -> list[JsonObject]:
         """The workers that are not proven gone, of one provider or of all."""
         with self._lock:
-            return as_objects(self._client.list_workers(provider=provider, all=include_gone).workers)
+            pages = every_page(self._client.list_workers, provider=provider, all=include_gone)
+            return as_objects([worker for page in pages for worker in page.workers])
 
     def close(self) -> None:
         """Disconnect; a second time is harmless."""

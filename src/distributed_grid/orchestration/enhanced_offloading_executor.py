@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from distributed_grid.api.answers.boosts import BoostRow
 from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.conversation import JsonObject, as_object, as_objects
+from distributed_grid.client.pages import every_page_async
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.moves import MOVE_PREFIX
 from distributed_grid.domain.rebalancing import SharingMode as OffloadingMode
@@ -64,7 +65,8 @@ class EnhancedOffloadingExecutor(GridSession):
             raise Refused(f"{recommendation.subject} cannot be moved: {'; '.join(causes) or 'no way is known'}", causes)
         process, target = recommendation.process, ""
         if self.mode is not OffloadingMode.OFFLOAD_ONLY:
-            target = lender_of((await self._client.list_boosts(node=recommendation.node_id)).boosts, recommendation)
+            pages = every_page_async(self._client.list_boosts, node=recommendation.node_id)
+            target = lender_of([boost async for page in pages for boost in page.boosts], recommendation)
         if self.mode is not OffloadingMode.DYNAMIC_BALANCING:  # else the grid chooses where no lender is
             target = target or recommendation.target_node or ""
         answer = await self._client.execute_offload(
@@ -85,8 +87,9 @@ class EnhancedOffloadingExecutor(GridSession):
         return as_object((await self._client.get_move(move_id=task_id)).move)
 
     async def list_offloading(self, *, include_ended: bool = False) -> list[JsonObject]:
-        """The active moves, and on request those that ended last."""
-        return as_objects((await self._client.list_moves(all=include_ended)).moves)
+        """The active moves, and on request then those that have ended, the last ended first."""
+        pages = every_page_async(self._client.list_moves, all=include_ended)
+        return as_objects([move async for page in pages for move in page.moves])
 
     async def cancel_offloading(self, task_id: str) -> JsonObject:
         """Leave the original as it was; a second time is harmless. Refused once the original cannot be resumed: then

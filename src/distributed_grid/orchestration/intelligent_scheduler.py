@@ -15,6 +15,7 @@ from distributed_grid.api.answers.leases import AllocationDetail
 from distributed_grid.api.answers.metrics import SchedulingFigures
 from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.conversation import JsonObject, as_object, as_objects, required
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.client.placement_arguments import (
     PlacementArguments,
     finite_amount,
@@ -180,7 +181,7 @@ class IntelligentScheduler(GridSession):
 
     async def get_scheduling_status(self) -> SchedulingStatus:
         """Figures of the scheduler, open nodes, leases, and numbers of running jobs and waiting requests."""
-        status = await self._client.get_status()
+        status = await whole_status_async(self._client)
         figures = required((await self._client.get_metrics(kind="scheduling")).scheduling)
         config = (await self._client.get_config()).config
         return {

@@ -12,12 +12,13 @@ import uuid
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from distributed_grid.agent.ray_boost.ray_boost import use_placement_group
 from distributed_grid.api.answers.boosts import BoostRow
 from distributed_grid.client.async_client import GridSession
-from distributed_grid.client.conversation import JsonObject, as_object, present, required
+from distributed_grid.client.conversation import JsonObject, as_objects, present, required
+from distributed_grid.client.pages import every_page_async
 from distributed_grid.client.placement_arguments import finite_amount, positive_seconds, resource_name
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority as AllocationPriority
@@ -84,6 +85,16 @@ class ResourceBoost:
                 f"use it with: grid boost run {self.boost_id} -- COMMAND"
             )
         return use_placement_group(self.placement_group)
+
+
+class BoostStatus(TypedDict):
+    """Number of active boosts, their totals by kind, the boosts, the file of their copies, and warnings."""
+
+    active_boosts: int
+    totals: dict[str, float]
+    boosts: list[JsonObject]
+    persistence_file: str
+    warnings: list[str]
 
 
 class ResourceBoostManager(GridSession):
@@ -155,12 +166,18 @@ class ResourceBoostManager(GridSession):
 
     async def get_active_boosts(self, target_node: str | None = None) -> list[ResourceBoost]:
         """The active boosts, of all target nodes or of one."""
-        boosts = (await self._client.list_boosts(node=target_node or "")).boosts
-        return [_boost(row) for row in boosts if row.is_active]
+        pages = every_page_async(self._client.list_boosts, node=target_node or "")
+        return [_boost(row) async for page in pages for row in page.boosts if row.is_active]
 
-    async def get_boost_status(self) -> JsonObject:
-        """Number of active boosts, their totals by kind, the boosts, the file of their copies, and warnings."""
-        return as_object(await self._client.list_boosts())
+    async def get_boost_status(self) -> BoostStatus:
+        pages = [page async for page in every_page_async(self._client.list_boosts)]
+        return {
+            "active_boosts": pages[0].active_boosts,
+            "totals": pages[0].totals,
+            "boosts": as_objects([boost for page in pages for boost in page.boosts]),
+            "persistence_file": pages[0].persistence_file,
+            "warnings": pages[0].warnings,
+        }
 
     def _refused(self, refusal: GridError) -> None:
         """Keep and log the error that the caller sees as None or False."""

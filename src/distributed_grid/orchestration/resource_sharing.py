@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from distributed_grid.client.async_client import AsyncClient, locate_grid
 from distributed_grid.client.conversation import JsonObject, as_objects, present, required
+from distributed_grid.client.pages import every_page_async
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
@@ -77,7 +78,8 @@ class ResourceSharingProtocol:
                 generation=row.generation,
                 state=row.state,
             )
-            for row in (await self._client.get_status()).offers
+            async for page in every_page_async(self._client.list_offers)
+            for row in page.offers
         ]
 
     async def get_workers(self) -> list[JsonObject]:

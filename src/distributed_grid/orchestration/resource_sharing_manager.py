@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.conversation import JsonObject, as_object, as_objects
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.client.placement_arguments import (
     PlacementArguments,
     finite_amount,
@@ -134,7 +135,7 @@ class ResourceSharingManager(GridSession):
 
     async def get_resource_status(self) -> ResourceStatus:
         """Settings of sharing, the offers, and the allocations."""
-        status = await self._client.get_status()
+        status = await whole_status_async(self._client)
         sharing = (await self._client.get_config()).config["resource_sharing"]
         return {
             "enabled": sharing["enabled"],

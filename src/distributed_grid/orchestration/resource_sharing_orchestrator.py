@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 from distributed_grid.api.answers.metrics import ClusterSummary, SchedulingFigures
 from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.conversation import JsonObject, as_objects, required
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.rebalancing import SharingPolicy
 from distributed_grid.domain.resources import Priority, ResourceType
@@ -74,7 +75,7 @@ class ResourceSharingOrchestrator(GridSession):
 
     async def get_cluster_status(self) -> ClusterStatus:
         """Everything at a glance: nodes, offers, allocations, jobs, the queue, and scheduling figures."""
-        status = await self._client.get_status()
+        status = await whole_status_async(self._client)
         config = (await self._client.get_config()).config
         sharing = config["resource_sharing"]
         return {

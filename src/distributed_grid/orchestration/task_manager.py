@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from distributed_grid.api.worker_resources import required_amounts
 from distributed_grid.client.async_client import BlockingSession
 from distributed_grid.client.conversation import as_object
+from distributed_grid.client.pages import every_page
 from distributed_grid.domain.resources import Priority
 from distributed_grid.errors import BadInput
 
@@ -63,8 +64,9 @@ class TaskManager:
 
     @property
     def task_queue(self) -> list[Task]:
-        """The tasks that wait, in the order of their age, at most a thousand; changing the list changes nothing."""
-        return [task_of(as_object(row)) for row in self._session.list_tasks().tasks]
+        """The waiting tasks, the oldest first; changing the list changes nothing."""
+        pages = every_page(self._session.list_tasks)
+        return [task_of(as_object(task)) for page in pages for task in page.tasks]
 
     def add_task(self, task: Mapping[str, Any]) -> str:
         """Queue a task; its id. Further keys of the dictionary are for the worker. A task without requirements is sized

@@ -1,8 +1,9 @@
 """`MemoryPool`: bytes and arrays in the memory of other nodes, for programs without an event loop, and for notebooks.
 
-Blocks are leases in the ledger, and outlive the program until they expire. While the program runs, the pool renews the
-blocks that were allocated without a ttl. A key has its old value or its new one, whole: a new value gets the name when
-all of it is written. A block whose write failed is freed at once; that of a program that died ends within a minute.
+It has no state that matters: blocks are leases in the ledger, and outlive the program until they expire. While the
+program runs, the pool renews blocks that were allocated without a time of their own. A key has its old value or its new
+one, whole: a new value gets the name when all of it is written. A block whose writing failed is freed at once; one of a
+program that died ends within a minute.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ if TYPE_CHECKING:
 
 
 KEY_SECONDS = 86_400.0
-"""How long a key lasts after it was set, or last renewed by the program that set it."""
+"""Lifetime of a key after it was set, or renewed by the program that set it."""
 MAX_INDEXES = 64
 """Compressed values whose index is kept."""
 FIND_SECONDS = 30.0
-"""How long the node of a block may be away before that is an error."""
+"""Wait for the node of a block that is away, before that is an error."""
 ID_LENGTH = 32
 MAX_TRIES = 10
 log = logging.getLogger(__name__)
@@ -288,7 +289,7 @@ class MemoryPool(PoolMapping):
         """Store data under a name, and return its block's id; the block that had the name is freed, in one step.
 
         It lasts as long as this program and a day longer, or exactly as long as `ttl` says. With `compression="lz4"`
-        the block holds the data compressed, where that makes them smaller; what has a meta is stored as it is.
+        the block holds the data compressed, where that makes them smaller; data with a meta are stored as they are.
         """
         check_name(name)
         view = _view_of(data)
