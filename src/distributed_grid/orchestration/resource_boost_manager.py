@@ -87,7 +87,7 @@ class ResourceBoost:
         return use_placement_group(self.placement_group)
 
 
-class BoostStatus(TypedDict):
+class BoostSummary(TypedDict):
     """Number of active boosts, their totals by kind, the boosts, the file of their copies, and warnings."""
 
     active_boosts: int
@@ -169,7 +169,7 @@ class ResourceBoostManager(GridSession):
         pages = every_page_async(self._client.list_boosts, node=target_node or "")
         return [_boost(row) async for page in pages for row in page.boosts if row.is_active]
 
-    async def get_boost_status(self) -> BoostStatus:
+    async def get_boost_status(self) -> BoostSummary:
         pages = [page async for page in every_page_async(self._client.list_boosts)]
         return {
             "active_boosts": pages[0].active_boosts,
