@@ -335,13 +335,12 @@ class StoredWorkDirs:
         self._stores = stores
 
     async def lay_out(self, digest: str, target: Path) -> None:
-        await asyncio.to_thread(self._lay_out, digest, target)
+        await asyncio.to_thread(
+            lambda: tree_writer.materialize(self._tree(digest), self._stores.holder(digest), target)
+        )
 
     async def read_tree(self, digest: str) -> manifest.Manifest:
         return await asyncio.to_thread(self._tree, digest)
-
-    def _lay_out(self, digest: str, target: Path) -> None:
-        tree_writer.materialize(self._tree(digest), self._stores.holder(digest), target)
 
     def _tree(self, digest: str) -> manifest.Manifest:
         with self._stores.holder(digest).open(digest) as file:

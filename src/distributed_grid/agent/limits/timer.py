@@ -53,11 +53,8 @@ def install_signal_handlers() -> None:
     Done once in the spawner and inherited: in a fresh fork it would cost a good part of a millisecond.
     """
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *IGNORED_BY_PYTHON}:
-        signal.signal(signum, _ignore if signum in HANDLED_SIGNALS else signal.SIG_DFL)
-
-
-def _ignore(signum: int, frame: object) -> None:
-    """The signal number arrives through the wake-up descriptor."""
+        # The number of a handled signal arrives through the wake-up descriptor.
+        signal.signal(signum, (lambda *_: None) if signum in HANDLED_SIGNALS else signal.SIG_DFL)
 
 
 class DeadlineTimer:

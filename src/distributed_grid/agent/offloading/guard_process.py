@@ -74,7 +74,7 @@ class GuardProcess:
         self._standby = self._standby_pidfd = -1
         self._is_closed = False
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGTERM, _noted)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # its number arrives through the wake-up descriptor
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def serve(self) -> None:
@@ -340,10 +340,6 @@ def is_stuck(folder: int, now: int) -> bool:
     if core.phase is MoveState.DECIDED:
         return now > records[-1].at_ms + SLOW_KILL_MS
     return 0 < core.wakes_at_ms < now - STUCK_MS
-
-
-def _noted(signum: int, frame: object) -> None:
-    """The signal number arrives through the wake-up descriptor."""
 
 
 def main(arguments: list[str]) -> int:

@@ -344,7 +344,11 @@ class SourceMoves:
                     raise GridError("this agent has no files of the control plane")
                 directory = await asyncio.to_thread(open_working_directory, move.original)
                 results = await self._trees.read_tree(order.manifest)
-                before = await self._read_before(self._trees, order.shipped)
+                before = Manifest()  # the directory when the original was frozen; without it every local file is kept
+                try:
+                    before = await self._trees.read_tree(order.shipped) if order.shipped else before
+                except (NotFound, ProtocolError) as failure:
+                    log.warning("the list of files before the move cannot be read: %s", failure)
                 staging = move.folder / RESULTS
                 await asyncio.to_thread(staging.mkdir, 0o700, exist_ok=True)
                 await self._trees.lay_out(order.manifest, staging)
@@ -357,14 +361,6 @@ class SourceMoves:
             self._report(order.move_id, MoveState.FAILED, detail=f"the files could not be returned yet: {failure}")
         except GridError as failure:
             self._report(order.move_id, MoveState.RETURNED, detail=f"the files were not returned: {failure}")
-
-    async def _read_before(self, trees: ResultTrees, digest: str) -> Manifest:
-        """The directory when the original was frozen; if that list is lost, every file that is there now is kept."""
-        try:
-            return await trees.read_tree(digest) if digest else Manifest()
-        except (NotFound, ProtocolError) as failure:
-            log.warning("the list of files before the move cannot be read: %s", failure)
-            return Manifest()
 
     def _report(self, move_id: str, state: MoveState, **details: Any) -> None:
         kept = details.pop("kept", ())

@@ -54,6 +54,7 @@ PSS_FROM_BYTES = 32 << 20
 """Of smaller trees the resident memory is reported: walking page tables takes longer than the rest of a scan."""
 PSS_SECONDS = 0.1
 """Time for the shares of the largest trees, in one scan."""
+RAY_FOLDERS = ("/ray/_private/", "/ray/dashboard/", "/ray/util/client/")
 _SHARED_FOLDER, _SYSV, _MEMFD = "/dev/shm/", "/SYSV", "/memfd:"  # noqa: S108 the kernel's names
 
 
@@ -208,6 +209,13 @@ class _InventoryScan:
         # Connections to processes outside of the tree; those over Unix sockets within it do not count.
         own_sockets = frozenset().union(*(one.sockets for one in members))
         peers = self._sockets.unix_peers
+        cpu_milli = 0
+        for row in tree:
+            before_ms, ticks = self._seen.get(row.key, (0, 0))
+            if before_ms and self._now_ms - before_ms >= MIN_WINDOW_MS:
+                cpu_milli += max(row.own_ticks - ticks, 0) * TICK_MS * 1000 // (self._now_ms - before_ms)
+            else:
+                cpu_milli += row.own_ticks * TICK_MS * 1000 // max(self._now_ms - row.start * TICK_MS, TICK_MS)
         return ProcessInfo(
             pid=root.pid,
             pid_start=root.start,
@@ -220,7 +228,7 @@ class _InventoryScan:
             cwd=first.cwd,
             exe=first.exe,
             age_ms=age_ms,
-            cpu_milli=sum(self._cpu_milli(row) for row in tree),
+            cpu_milli=cpu_milli,
             cpu_ms=sum(row.own_ticks + row.waited_ticks for row in tree) * TICK_MS,
             pss_bytes=pss_bytes,
             gpu_memory_bytes=max(gpu_bytes, int(holds_gpu)),
@@ -267,14 +275,14 @@ class _InventoryScan:
         if row.pid not in self._parts:
             details = self._read(row) if row.uid == self._uid else None
             argv, exe = (details.argv, details.exe) if details is not None else ((), "")
-            self._parts[row.pid] = _is_grid(argv, exe), _is_ray(argv, exe)
+            # The grid: its daemon, agents, shims, guards, or `grid` itself.
+            is_module = any(word == "-m" and name.startswith("distributed_grid") for word, name in pairwise(argv))
+            script = next((word for word in argv[1:] if not word.startswith("-")), "")
+            is_grid = is_module or ("python" in exe.rpartition("/")[2] and script.rpartition("/")[2] == "grid")
+            is_ray = exe.endswith(("/raylet/raylet", "/gcs/gcs_server")) or "".join(argv[:1]).startswith("ray::")
+            is_ray = is_ray or any(folder in word for word in argv[:4] for folder in RAY_FOLDERS)
+            self._parts[row.pid] = is_grid, is_ray
         return self._parts[row.pid]
-
-    def _cpu_milli(self, row: ProcRow) -> int:
-        before_ms, ticks = self._seen.get(row.key, (0, 0))
-        if before_ms and self._now_ms - before_ms >= MIN_WINDOW_MS:
-            return max(row.own_ticks - ticks, 0) * TICK_MS * 1000 // (self._now_ms - before_ms)
-        return row.own_ticks * TICK_MS * 1000 // max(self._now_ms - row.start * TICK_MS, TICK_MS)
 
     def _outside_writes(self, root: ProcRow, known: Sequence[tuple[ProcRow, ProcDetails]]) -> tuple[str, ...]:
         """Files open for writing that are not below the working directory of the root, and devices; a foreign pipe that
@@ -338,22 +346,6 @@ def _shown_argv(argv: tuple[str, ...]) -> tuple[tuple[str, ...], bool, str]:
 
 def _first(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(list(dict.fromkeys(texts))[:MAX_PATHS])
-
-
-def _is_grid(argv: Sequence[str], exe: str) -> bool:
-    """True for a command of the grid: its daemon, agents, shims, guards, or `grid` itself."""
-    if any(word == "-m" and module.startswith("distributed_grid") for word, module in pairwise(argv)):
-        return True
-    script = next((word for word in argv[1:] if not word.startswith("-")), "")
-    return "python" in exe.rpartition("/")[2] and script.rpartition("/")[2] == "grid"
-
-
-def _is_ray(argv: Sequence[str], exe: str) -> bool:
-    if exe.endswith(("/raylet/raylet", "/gcs/gcs_server")) or (argv and argv[0].startswith("ray::")):
-        return True
-    return any(
-        "/ray/_private/" in word or "/ray/dashboard/" in word or "/ray/util/client/" in word for word in argv[:4]
-    )
 
 
 @lru_cache(maxsize=64)
