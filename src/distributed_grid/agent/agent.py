@@ -285,7 +285,7 @@ class Agent:
         else:
             self._queue.put_nowait(message)
 
-    def close(self, why: str) -> None:
+    def close(self, reason: str) -> None:
         """The in-memory link cannot break: repeat unacknowledged reports."""
         self._outbox.resend()
         if self._memory is not None:
@@ -554,11 +554,11 @@ class HostedCommands:
         self.running = host.running_trees
         self.withdraw_notice = guard.withdraw_notice
 
-    def give_notice(self, attempt_id: str, why: str, in_ms: int) -> None:
-        self._guard.displace(attempt_id, why, in_ms)
+    def give_notice(self, attempt_id: str, reason: str, in_ms: int) -> None:
+        self._guard.displace(attempt_id, reason, in_ms)
 
-    async def stop(self, attempt_id: str, why: str, grace_ms: int) -> None:
-        await self._host.stop_attempt(attempt_id, kind="reclaimed", detail=why, grace_ms=grace_ms)
+    async def stop(self, attempt_id: str, reason: str, grace_ms: int) -> None:
+        await self._host.stop_attempt(attempt_id, kind="reclaimed", detail=reason, grace_ms=grace_ms)
 
 
 class AsyncioTasks:

@@ -84,10 +84,10 @@ class Yielding(Protocol):
     def generation(self) -> int:
         """Grows whenever an offer is withdrawn."""
 
-    def displace(self, attempt_id: str, why: str) -> int:
+    def displace(self, attempt_id: str, reason: str) -> int:
         """Notify an attempt that has to make room for another; its time in milliseconds."""
 
-    def pause_for_node(self, attempt_id: str, fence: int, why: str) -> None:
+    def pause_for_node(self, attempt_id: str, fence: int, reason: str) -> None:
         """Pause an attempt for its node, for a while; the control plane repeats it as long as the pause is to last."""
 
     def resume(self, attempt_id: str) -> None:

@@ -138,14 +138,14 @@ class _InventoryScan:
                 break
             pss[tree[0].pid] = sum(proc_entries.read_pss_bytes(row) for row in tree)
         described = (self._describe(tree, pss[tree[0].pid], variables, is_asked_for=bool(pid)) for tree in trees)
-        found = [one for one in described if one is not None]
+        processes = [process for process in described if process is not None]
         # Keep this scan for the next one, and of processes that were scanned a moment ago the earlier one.
         recent = {key: seen for key, seen in self._seen.items() if self._now_ms - seen[0] < MIN_WINDOW_MS}
         own = (row for row in self._table.values() if row.uid == self._uid and not row.is_kernel)
         scanned = {row.key: recent.get(row.key) or (self._now_ms, row.own_ticks) for row in own}
         self._seen.clear()
         self._seen.update(scanned)
-        return sorted(found, key=lambda one: (-one.cpu_milli, -one.pss_bytes, one.pid))
+        return sorted(processes, key=lambda process: (-process.cpu_milli, -process.pss_bytes, process.pid))
 
     # ------------------------------------------------------------------ roles of processes
 
@@ -200,14 +200,14 @@ class _InventoryScan:
         if sum(len(value) for _, value in environment) > MAX_ENVIRONMENT_CHARS:
             environment, problem = (), "the variables that were asked for are too long"
         age_ms = max(self._now_ms - root.start * TICK_MS, 0)
-        holds_gpu = any(file.path.startswith("/dev/nvidia") for one in members for file in one.files)
+        holds_gpu = any(file.path.startswith("/dev/nvidia") for member in members for file in member.files)
         gpu_bytes = sum(self._around.gpu_memory.get(row.pid, 0) for row in tree)
         others = [row for row in tree if row.uid != self._uid]
         line = list(lineage(root, self._table))
         pids = {row.pid for row, _ in known}
         unknown = sum(row.pid not in pids and not proc_entries.has_ended(row) for row in tree)
         # Connections to processes outside of the tree; those over Unix sockets within it do not count.
-        own_sockets = frozenset().union(*(one.sockets for one in members))
+        own_sockets = frozenset().union(*(member.sockets for member in members))
         peers = self._sockets.unix_peers
         cpu_milli = 0
         for row in tree:
@@ -232,8 +232,8 @@ class _InventoryScan:
             cpu_ms=sum(row.own_ticks + row.waited_ticks for row in tree) * TICK_MS,
             pss_bytes=pss_bytes,
             gpu_memory_bytes=max(gpu_bytes, int(holds_gpu)),
-            read_bytes=sum(one.read_bytes for one in members),
-            written_bytes=sum(one.written_bytes for one in members),
+            read_bytes=sum(member.read_bytes for member in members),
+            written_bytes=sum(member.written_bytes for member in members),
             processes=len(tree),
             threads=sum(row.threads for row in tree),
             streams=first.streams,
@@ -244,24 +244,26 @@ class _InventoryScan:
             is_ray=any(self._is_part(row)[1] for row in (*line, *tree)),
             listening=_first(
                 text
-                for one in members
+                for member in members
                 for text in (
-                    self._sockets.listening[inode] for inode in sorted(one.sockets) if inode in self._sockets.listening
+                    self._sockets.listening[inode]
+                    for inode in sorted(member.sockets)
+                    if inode in self._sockets.listening
                 )
             ),
             connections=(
                 len(own_sockets & self._sockets.connected)
-                + sum(1 for one in own_sockets if one in peers and peers[one] not in own_sockets)
+                + sum(1 for inode in own_sockets if inode in peers and peers[inode] not in own_sockets)
             ),
-            locks=_first(f"{file.lock} on {file.path}" for one in members for file in one.files if file.lock),
+            locks=_first(f"{file.lock} on {file.path}" for member in members for file in member.files if file.lock),
             outside_writes=self._outside_writes(root, known),
             shared_memory=self._shared_memory(known, first.cwd),
-            traced=any(one.is_traced for one in members),
-            setuid=bool(others) or any(one.is_privileged for one in members),
-            foreign_namespace=next((one.foreign for one in members if one.foreign), ""),
+            traced=any(member.is_traced for member in members),
+            setuid=bool(others) or any(member.is_privileged for member in members),
+            foreign_namespace=next((member.foreign for member in members if member.foreign), ""),
             other_sessions=sum(1 for row in self._forest.tree(root, whole=True) if row.session != root.session),
             unreadable=problem
-            or next((one.problem for one in members if one.problem), "")
+            or next((member.problem for member in members if member.problem), "")
             or (f"{unknown} of its processes could not be read" if unknown else ""),
             needs=self._needed.find(first, members),
             environment=environment,
@@ -289,9 +291,9 @@ class _InventoryScan:
         only a child has, too. Deleted files, which no other process can open, are left out."""
         cwd, first = known[0][1].cwd, known[0][1]
         terminals = {stream.path for stream in first.streams if stream.kind is StreamKind.TERMINAL}
-        found: dict[str, None] = {}
-        for row, one in known:
-            for file in one.files:
+        paths: dict[str, None] = {}
+        for row, member in known:
+            for file in member.files:
                 is_device = file.path.startswith("/dev/")
                 if file.path in terminals or file.path.startswith(("/dev/nvidia", _SHARED_FOLDER)):
                     continue
@@ -300,20 +302,20 @@ class _InventoryScan:
                     and not is_below(file.path, cwd)
                     and (not file.path.endswith(proc_entries.DELETED) and not file.path.startswith(_MEMFD))
                 ):
-                    found[file.path] = None
-            pids = {member.pid for member, _ in known}
-            for stream in one.streams if row is not root else ():
+                    paths[file.path] = None
+            pids = {other.pid for other, _ in known}
+            for stream in member.streams if row is not root else ():
                 is_shared = not self._pipe_users.get(stream.path, set()) <= pids
                 if stream.kind is StreamKind.PIPE and is_shared and stream not in first.streams:
-                    found[f"{stream.path} of process {row.pid}"] = None
-        return _first(found)
+                    paths[f"{stream.path} of process {row.pid}"] = None
+        return _first(paths)
 
     def _shared_memory(self, known: Sequence[tuple[ProcRow, ProcDetails]], cwd: str) -> tuple[str, ...]:
         """Memory that others can see: that has a name, or that a process outside of the tree has mapped."""
         pids = {row.pid for row, _ in known}
-        found: dict[str, None] = {}
-        for _, one in known:
-            for mapping in one.mappings:
+        paths: dict[str, None] = {}
+        for _, member in known:
+            for mapping in member.mappings:
                 if not mapping.is_shared_writable or mapping.path.startswith("/dev/nvidia"):
                     continue
                 path = mapping.path
@@ -321,15 +323,15 @@ class _InventoryScan:
                 if is_below(path, cwd) and not is_nameless:
                     continue
                 if not is_nameless or not self._memory_users.get(mapping.file, set()) <= pids:
-                    found[path] = None
-            for file in one.files:
+                    paths[path] = None
+            for file in member.files:
                 if (
                     file.path.startswith(_SHARED_FOLDER)
                     and file.writes
                     and not file.path.endswith(proc_entries.DELETED)
                 ):
-                    found[file.path] = None
-        return _first(found)
+                    paths[file.path] = None
+        return _first(paths)
 
 
 def _shown_argv(argv: tuple[str, ...]) -> tuple[tuple[str, ...], bool, str]:
