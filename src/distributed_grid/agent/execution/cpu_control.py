@@ -127,7 +127,8 @@ class Throttler:
     def throttle(self, cores: int | None, running_milli: int) -> None:
         """Use these cores only (None: those of each attempt), and each only for that part of the time."""
         self._mark(cores is not None or running_milli < FULL_SPEED_MILLI)
-        self._host.confine(None if cores is None else self._host.cores_by_use[: max(1, cores)])
+        affinity = self._host.affinity
+        affinity.confine(None if cores is None else affinity.cores_by_use[: max(1, cores)])
         self._running_milli = running_milli
         if running_milli < FULL_SPEED_MILLI and self._cycling is None:
             self._cycling = start_restarted(self._cycle, "throttling for the owner")
