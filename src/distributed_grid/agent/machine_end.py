@@ -339,7 +339,7 @@ SOURCES: Mapping[str, Callable[[MetadataClient], NoticeSource]] = {"aws": Ec2Not
 
 
 def notice_source(environ: Mapping[str, str]) -> NoticeSource | None:
-    """The source that the environment of this agent names; None where it names none."""
+    """The source that the environment of this agent names, if any."""
     name = environ.get(SOURCE_VARIABLE, "")
     if not name:
         return None

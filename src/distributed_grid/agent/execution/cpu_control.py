@@ -115,7 +115,7 @@ class RunningTree(NamedTuple):
 
 
 class Throttler:
-    """Throttles all attempts of a host: to fewer cores, to a part of the time, or to a standstill."""
+    """Throttles all attempts of a host: to fewer cores, to a part of the time, or to a pause."""
 
     def __init__(self, host: AttemptHost) -> None:
         self._host = host
@@ -138,7 +138,7 @@ class Throttler:
             _signal(self._running(), signal.SIGCONT)
 
     def pause(self, spared: frozenset[str] = frozenset()) -> list[RunningTree]:
-        """Pause everything but `spared`; returns those that ran until now. Again: only what has started since."""
+        """Pause everything but `spared`; returns the trees that ran until now. A second call pauses only new ones."""
         self._mark(True)
         fresh = [tree for tree in self._running() if tree.attempt_id not in spared]
         for tree in fresh:

@@ -84,7 +84,7 @@ class DeadlineTimer:
                     os.read(fd, 8)
 
     def has_received(self, signum: int) -> bool:
-        """Whether that signal has come since the beginning; forgets every signal that has."""
+        """True if that signal has come since the beginning; forgets every signal that has."""
         with contextlib.suppress(BlockingIOError):
             self.received.update(os.read(self._woken, 512))
         came = signum in self.received

@@ -273,7 +273,7 @@ class _InventoryScan:
         )
 
     def _is_part(self, row: ProcRow) -> tuple[bool, bool]:
-        """Whether a process is a part of the grid, and of Ray."""
+        """Membership of a process in the grid, and in Ray."""
         if row.pid not in self._parts:
             details = self._read(row) if row.uid == self._uid else None
             argv, exe = (details.argv, details.exe) if details is not None else ((), "")
