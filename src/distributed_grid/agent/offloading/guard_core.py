@@ -108,7 +108,7 @@ class GuardCore:
 
     @property
     def margin_ms(self) -> int:
-        """What must be left of the lease when the decision is written."""
+        """Part of the lease that must be left when the decision is written."""
         return min(self.lease_ms // 10, MAX_MARGIN_MS)
 
     def apply(self, record: GuardRecord) -> None:
@@ -179,7 +179,7 @@ class GuardCore:
         return [WriteRecord(GuardRecord(MoveState.FROZEN, now, self.until_ms, members, spared))]
 
     def not_stopped(self, now: int, why: str) -> list[GuardAction]:
-        """The tree cannot be frozen: what is stopped of it goes on."""
+        """Thaw a tree that cannot be frozen as a whole."""
         return self.thaw(now, why) if self.phase is MoveState.FREEZING else []
 
     def killed(self, now: int) -> list[GuardAction]:
@@ -201,7 +201,7 @@ class GuardCore:
         return []
 
     def resume(self, now: int, view: TreeView, *, same_boot: bool) -> list[GuardAction]:
-        """Take over from a guard that has ended, wherever it was: what it began is repeated or undone."""
+        """Take over from a guard that has ended in any phase: its unfinished actions are repeated or undone."""
         if not same_boot:
             if self.is_final:
                 return []
