@@ -6,8 +6,13 @@ import math
 from typing import Any
 
 from distributed_grid.cli.command_line import FloatRange, Option, WordChoice
+<<<<<<< HEAD
 from distributed_grid.client.placement_arguments import NODE_SPECIFIC, PlacementArguments, parse_moment
 from distributed_grid.client.placement_arguments import placement_fields as client_placement_fields
+=======
+from distributed_grid.client.job_payload import caller_node
+from distributed_grid.client.placement_arguments import parse_deadline
+>>>>>>> main
 from distributed_grid.errors import BadInput
 
 PRIORITIES = ("low", "normal", "medium", "high", "critical", "urgent")
@@ -111,7 +116,14 @@ def placement_fields(options: dict[str, Any]) -> dict[str, Any]:
         "affinity": options["near"],
         "anti_affinity": options["apart_from"],
         "group": options["group"],
+<<<<<<< HEAD
         "expects": options["expects"] or None,
         "deadline": parse_moment(options["deadline"], "--deadline") if options["deadline"] else None,
     }
     return client_placement_fields(placing, named)
+=======
+        "expects_seconds": options["expects"],
+        "deadline": parse_deadline(options["deadline"], "--deadline needs") if options["deadline"] else 0.0,
+        "origin": caller_node(),
+    }
+>>>>>>> main

@@ -9,7 +9,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+<<<<<<< HEAD
 from distributed_grid.cli.commands.run import JobFollower, detach_job, parse_variables
+=======
+from distributed_grid.cli.commands.run import JobFollower, detach_job, parse_variables, upload_for
+>>>>>>> main
 from distributed_grid.cli.local_start import exec_here, is_advised_elsewhere, reason_to_stay
 from distributed_grid.cli.output import echo, printable
 from distributed_grid.cli.returned_files import show_delivery
@@ -34,8 +38,12 @@ def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
     command = list(options["command"])
     variables = parse_variables(options["env"])
     check_ship(options["ship"])
-    if not reason_to_stay(os.environ, reads_input=not options["no_input"]):
-        node = _advised_node(session, command)
+    may_leave = not reason_to_stay(os.environ, reads_input=not options["no_input"])
+    if may_leave and is_advised_elsewhere(command, session.state_dir):
+        node: str | None = None
+        with contextlib.suppress(GridError), session.running_client() as client:
+            advice = client.advise_command(argv=command, origin=caller_node())
+            node = advice.target_node if advice.elsewhere else None
         if node:
             wrapped = WrappedRun(
                 session, command, variables, options["fetch"], options["ship"], overwrite=options["overwrite"]
@@ -44,18 +52,6 @@ def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
             if code is not None:
                 return code
     return exec_here(command, {**os.environ, **variables})
-
-
-def _advised_node(session: CliSession, command: list[str]) -> str:
-    """The advised node; empty for this one, also without an answer in time."""
-    if not is_advised_elsewhere(command, session.state_dir):
-        return ""
-    try:
-        with session.running_client() as client:
-            advice = client.advise_command(argv=command, origin=caller_node())
-    except GridError:
-        return ""
-    return advice.target_node or "" if advice.elsewhere else ""
 
 
 class WrappedRun:
@@ -109,6 +105,7 @@ class WrappedRun:
     def _prepare(self, client: Client, node: str) -> SubmitJobFields | None:
         """The submission, with the working directory uploaded; None where it cannot be shipped."""
         try:
+<<<<<<< HEAD
             fields = {
                 **command_fields(
                     self._command,
@@ -131,6 +128,23 @@ class WrappedRun:
             return None
         for note in notes:
             echo(f"grid: {printable(note)}", err=True)
+=======
+            command = command_fields(
+                self._command,
+                self._variables,
+                job_id="",
+                directory=current_directory(),
+                isolated=False,
+                ship=self._ship,
+                fetch=self._patterns,
+                overwrite=self._overwrite,
+            )
+            command |= {"request_id": self._request_id, "require": [node], "wait_seconds": 0.0, "origin": caller_node()}
+            fields = upload_for(self._session, client, JobRequest(command, ship=self._ship))
+        except GridError as problem:
+            _say_it_starts_here(str(problem))
+            return None
+>>>>>>> main
         return cast("SubmitJobFields", fields)
 
     def _submit(self, client: Client, fields: SubmitJobFields) -> JobRow | None:

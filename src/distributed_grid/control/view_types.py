@@ -26,3 +26,44 @@ class ErrorAnswer(TypedDict):
     """Why a request failed."""
 
     error: ErrorBody
+<<<<<<< HEAD
+=======
+
+
+class ResourceStatus(TypedDict):
+    """Answer of `ResourceSharingManager.get_resource_status`."""
+
+    enabled: bool
+    mode: str
+    policy: SharingPolicy
+    offers: list[OfferRow]
+    allocations: list[AllocationRow]
+    waiting: int
+
+
+class SchedulingStatus(SchedulingFigures):
+    """Answer of `IntelligentScheduler.get_scheduling_status`: figures, allocations and running jobs."""
+
+    strategy: str
+    open_nodes: list[str]
+    allocations: list[AllocationRow]
+    running_jobs: int
+    waiting: int
+
+
+class ClusterStatus(TypedDict):
+    """Answer of `ResourceSharingOrchestrator.get_cluster_status`."""
+
+    name: str
+    enabled: bool
+    mode: str
+    policy: SharingPolicy
+    nodes: list[NodeRow]
+    offers: list[OfferRow]
+    allocations: list[AllocationRow]
+    jobs: list[JobRow]
+    recommendations: list[RecommendationRow]
+    waiting: int
+    summary: ClusterSummary
+    scheduling: SchedulingFigures
+>>>>>>> main

@@ -27,11 +27,10 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.deliveries import Delivery, DeliveryEnd
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.moves import MOVE_PREFIX, Move
-from distributed_grid.domain.rows import decode_row
+from distributed_grid.domain.rows import decode_as, decode_row
 from distributed_grid.errors import GridError, ProtocolError, Refused, Unreachable
 from distributed_grid.ports import Store
 from distributed_grid.reactor.offloading.process_moves import JOB_PREFIX
-from distributed_grid.server.services.records import ended_job
 from distributed_grid.server.workers.output_collector import MAX_ATTEMPTS, Haul, OutputReader, attempts_on, copy_output
 
 MAX_JOBS = 10_000
@@ -178,11 +177,13 @@ class PurgeGuard:
                     f"{failure}; remove them with {INSIST}"
                 ) from failure
             if counted:
-                results = []
+                results, texts = [], []
                 for lease_id, count in counted.items():
                     files, size, unknown = (0, 0, count) if isinstance(count, str) else (*count, "")
                     results.append(UnfetchedResult(by_attempt[lease_id].id, files, size, unknown))
-                named = ", ".join(map(_result_text, results[:MAX_NAMED]))
+                    amount = unknown or f"{files} file{'' if files == 1 else 's'}, {_size(size)}"
+                    texts.append(f"{by_attempt[lease_id].id} ({amount})")
+                named = ", ".join(texts[:MAX_NAMED])
                 rest = f" and {len(results) - MAX_NAMED} more" if len(results) > MAX_NAMED else ""
                 raise PurgeRefused(
                     f"{node} has results that were never fetched: {named}{rest}; "
@@ -273,7 +274,7 @@ class PurgeGuard:
 def unfetched_jobs(store: Store, node: str, max_jobs: int) -> tuple[list[Job], bool]:
     """Ended jobs of a node without a fetch, newest first; and False if the node has more ended jobs than `max_jobs`."""
     rows = store.ended(Job.kind, node=node, limit=max_jobs + 1)
-    jobs = [ended_job(row) for row in rows[:max_jobs]]
+    jobs = [decode_as(Job, row.blob) for row in rows[:max_jobs]]
     ran = [job for job in jobs if job.attempts and job.attempts[-1].started_at_ms]
     return [job for job in ran if not is_fetched(store, job)], len(rows) <= max_jobs
 
@@ -291,12 +292,6 @@ def is_fetched(store: Store, job: Job) -> bool:
         return False
     moves = store.ended(Move.kind, key=MOVE_PREFIX + job.uid.removeprefix(JOB_PREFIX), limit=1)
     return any(isinstance(move := decode_row(Move.kind, row.blob), Move) and move.is_returned for row in moves)
-
-
-def _result_text(result: UnfetchedResult) -> str:
-    if result.problem:
-        return f"{result.job_id} ({result.problem})"
-    return f"{result.job_id} ({result.files} file{'' if result.files == 1 else 's'}, {_size(result.bytes)})"
 
 
 def _size(size: int) -> str:

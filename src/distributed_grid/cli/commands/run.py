@@ -86,7 +86,6 @@ def run_shared(session: CliSession, /, **options: Any) -> int:
     require_utf8(options["resource_type"] or "", options["priority"])
     fields = {
         **placement_fields(options),
-        **job_fields(words, options),
         "resource_type": options["resource_type"],
         "amount": options["amount"],
         "priority": options["priority"],
@@ -98,6 +97,7 @@ def run_shared(session: CliSession, /, **options: Any) -> int:
         "restartable": options["restartable"],
         "dry_run": options["dry_run"],
     }
+<<<<<<< HEAD
 
     def submit(client: Client) -> JobDetail:
         return client.submit_job(**upload_for(session, client, fields, options))
@@ -133,6 +133,37 @@ def upload_for(
     for note in notes:
         echo(f"grid: {note}", err=True)
     return submitted
+=======
+    request = job_request(words, options, fields)
+    return run_job(
+        session, options, request.uid, lambda client: client.submit_job(**upload_for(session, client, request))
+    )
+
+
+def job_request(argv: list[str], options: dict[str, Any], fields: dict[str, Any]) -> JobRequest:
+    """The submission of a command with these further fields, and the working directory that travels with it."""
+    workdir, fetch = options["workdir"], options["fetch"]
+    command = command_fields(
+        argv,
+        parse_variables(options["env"]),
+        job_id=options["job_id"],
+        directory="" if options["isolated"] and not fetch else current_directory(),
+        isolated=options["isolated"],
+        ship=options["ship"],
+        fetch=fetch,
+        fetch_to=os.path.abspath(workdir) if workdir and workdir != NONE else None,
+        overwrite=options["overwrite"],
+    )
+    return JobRequest({**fields, **command}, workdir, isolated=options["isolated"], ship=options["ship"])
+
+
+def upload_for(session: CliSession, client: Client, request: JobRequest) -> dict[str, Any]:
+    """The fields of a submission; its working directory is uploaded if the job may run on another machine."""
+    fields, notes = request.upload(session.state_dir, client.greet())
+    for note in notes:
+        echo(f"grid: {printable(note)}", err=True)
+    return fields
+>>>>>>> main
 
 
 def run_job(

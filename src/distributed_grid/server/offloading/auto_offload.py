@@ -13,16 +13,15 @@ from typing import Protocol
 
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import OffloadPressureRead
-from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MOVE_PREFIX, OffloadRules
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.reactor.pressure import MAX_MOVES_PER_LOOK, is_enabled
 
 FIRST_EVALUATION_SECONDS = 5.0
-"""The first evaluation is so soon: by then the nodes have reported, and what lasts is counted from it."""
+"""Delay of the first evaluation: by then the nodes have reported; durations count from it."""
 AHEAD_MS = 300_000
-"""So far ahead the memory of nodes is forecast, where there are blocks that could leave in time."""
+"""Horizon of the memory forecast, for nodes with blocks that could leave in time."""
 log = logging.getLogger(__name__)
 
 
@@ -82,13 +81,19 @@ class AutoOffloader:
                 log.exception("automatic offloading could not evaluate the nodes")
 
     async def evaluate(self) -> None:
-        """Evaluate once, and do what follows; nothing while it is off and nothing has to be undone."""
-        is_on, is_degraded, lenders = await self._grid.read(self._what_is_needed)
+        """Evaluate once and act; do nothing while it is off and no node is degraded."""
+        is_on, is_degraded, lenders = await self._grid.read(
+            lambda ledger, now: (
+                self.rules is not None and is_enabled(ledger, self.offload),
+                bool(ledger.degraded),
+                frozenset(ledger.blocks_at),
+            )
+        )
         if is_on or is_degraded:
             readings = await self._monitor.readings(AHEAD_MS if lenders else 0, only=lenders) if is_on else ()
             ids = tuple(f"{MOVE_PREFIX}{secrets.token_hex(6)}" for _ in range(MAX_MOVES_PER_LOOK if is_on else 0))
             await self._grid.handle(OffloadPressureRead(readings, self.rules, self.offload, ids))
-        # Alert of what is new since the last evaluation; what was so at the start of the control plane is known.
+        # Alerts report changes since the last evaluation, none for the state at the start of the control plane.
         now, degraded, stopped = await self._grid.read(
             lambda ledger, now: (
                 now,
@@ -112,8 +117,3 @@ class AutoOffloader:
             self._alert(
                 Alert(subject, resource, raised=raised, value=float(raised), mark=mark, at_ms=now, detail=detail)
             )
-
-    def _what_is_needed(self, ledger: Ledger, now: int) -> tuple[bool, bool, frozenset[str]]:
-        """Whether it is on, whether a node is degraded, and the nodes with blocks that could leave in time."""
-        is_on = self.rules is not None and is_enabled(ledger, self.offload)
-        return is_on, bool(ledger.degraded), frozenset(ledger.blocks_at)

@@ -7,6 +7,7 @@ beyond the limit of one worker, and unreadable ones, are recorded as lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from functools import partial
@@ -51,8 +52,8 @@ def dropped_message(stream: str, dropped: int) -> str:
 
 class OutputReader(Protocol):
     async def read(self, node: str, lease_id: str, name: bytes, offset: int, most: int) -> tuple[int, bytes]:
-        """Where, and what there is of a file from an offset on, at most so much; empty at its end. Unreachable while
-        nobody answers, NotFound for what cannot be read."""
+        """Part of a file from an offset on, with its start, at most `most` bytes; empty at the end of the file.
+        Unreachable while the node does not answer, NotFound for an unreadable file."""
 
 
 class Haul(Struct):
@@ -78,7 +79,7 @@ class Haul(Struct):
 
 
 async def copy_output(reader: OutputReader, node: str, lease_id: str, path: Path, haul: Haul) -> None:
-    """Append what is missing of the output; its end is where the node has no more."""
+    """Append the missing output, until the node has no more."""
     name = path.name
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -93,7 +94,7 @@ async def copy_output(reader: OutputReader, node: str, lease_id: str, path: Path
                 return
             if not data:
                 break
-            if start > size:  # the node has dropped what was before
+            if start > size:  # the node has dropped the output before it
                 jobs = str(path.parent.parent)
                 await asyncio.to_thread(record_dropped_output, jobs, lease_id, name, start)
                 await asyncio.to_thread(os.ftruncate, fd, start)
@@ -201,9 +202,11 @@ class OutputCollector:
     async def _bring_file(self, node: str, lease_id: str, folder: Path, entry: ManifestEntry, haul: Haul) -> None:
         """Copy one whole file, unless it is here."""
         name = f"{WORK}/{entry.path}"
-        if await asyncio.to_thread(_has_size, folder, name, entry.size):
-            haul.files += 1
-            return
+        with contextlib.suppress(OSError):
+            status = await asyncio.to_thread(os.lstat, folder / name)
+            if status.st_size == entry.size:
+                haul.files += 1
+                return
         if not haul.admits(f"{lease_id}: {entry.path}", entry.size):
             return
         with FileReceiver(folder) as receiver:
@@ -230,10 +233,3 @@ def attempts_on(store: Store, node: str, *, since_ms: int | None = None) -> list
     rows = store.ended(Lease.kind, node=node, since_ms=since_ms, limit=MAX_ATTEMPTS + 1)
     leases = (decode_row(Lease.kind, row.blob) for row in rows)
     return list(dict.fromkeys(lease.id for lease in leases if isinstance(lease, Lease) and lease.job))
-
-
-def _has_size(folder: Path, name: str, size: int) -> bool:
-    try:
-        return os.lstat(folder / name).st_size == size
-    except OSError:
-        return False
