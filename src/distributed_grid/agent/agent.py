@@ -181,7 +181,7 @@ class Agent:
             await self._memory.start()
             self._memory.report_served()
         loops: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
-            "carrying out orders": self._obey,
+            "carrying out orders": self._process_orders,
             "the heartbeat": self._beat,
             "removal of old files": self._sweep,
             "the watch for the owner": lambda: self.guard.watch(AsyncioTasks().sleep),
@@ -322,7 +322,7 @@ class Agent:
             delay_ms=SIGNAL_LAG_MS if report.detail == MACHINE_ENDS and not self.machine_end.shutdown_reason else 0,
         )
 
-    async def _obey(self) -> None:
+    async def _process_orders(self) -> None:
         """Carry out orders, each in its turn."""
         while True:
             order = await self._queue.get()
