@@ -1,4 +1,4 @@
-"""Types of the JSON answers that are no structs yet, and of the dictionaries that façades return."""
+"""Types of the dictionaries that façades return."""
 
 from __future__ import annotations
 
@@ -26,29 +26,6 @@ ScalingDecisionRow = dict[str, Any]
 TrainingReport = dict[str, Any]
 WorkerOfferRow = dict[str, Any]
 WorkerRow = dict[str, Any]
-
-
-class JoinAnswer(TypedDict):
-    """The name under which a node joined."""
-
-    node: str
-    joined_at: str | None
-
-
-class Health(TypedDict):
-    status: str
-
-
-class ErrorBody(TypedDict):
-    type: str
-    message: str
-    reasons: list[str]
-
-
-class ErrorAnswer(TypedDict):
-    """Why a request failed."""
-
-    error: ErrorBody
 
 
 class ResourceStatus(TypedDict):
