@@ -1,4 +1,4 @@
-"""Placement arguments of Python programs: where and when a request may be served, as fields of a message.
+"""Placement arguments of programs: places and times of a request, as its fields.
 
 No msgspec and no asyncio here: `grid.run` and the command line import this file.
 """
@@ -29,7 +29,7 @@ NODE_SPECIFIC = "node_specific"
 
 
 class PlacementArguments(TypedDict, total=False):
-    """Where a request may go and when it must be over; what is left out does not matter.
+    """Places and times of a request; omitted arguments do not matter.
 
     `also` is more of other kinds on the same node. `labels` are `{"disk": "ssd"}`, or words such as `"disk=ssd"` or a
     tag. An affinity names a node, a job, a task or a group; `group` is a name that requests share.
