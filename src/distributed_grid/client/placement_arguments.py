@@ -1,4 +1,4 @@
-"""Placement arguments of Python programs: where and when a request may be served, as fields of a message.
+"""Placement arguments of programs: places and times of a request, as its fields.
 
 No msgspec and no asyncio here: `grid.run` and the command line import this file.
 """
@@ -29,7 +29,7 @@ NODE_SPECIFIC = "node_specific"
 
 
 class PlacementArguments(TypedDict, total=False):
-    """Where a request may go and when it must be over; what is left out does not matter.
+    """Places and times of a request; omitted arguments do not matter.
 
     `also` is more of other kinds on the same node. `labels` are `{"disk": "ssd"}`, or words such as `"disk=ssd"` or a
     tag. An affinity names a node, a job, a task or a group; `group` is a name that requests share.
@@ -69,7 +69,11 @@ def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) ->
         "anti_affinity": _names(placing.get("anti_affinity", ()), "anti_affinity"),
         "group": placing.get("group", ""),
         "expects_seconds": positive_seconds(expects, "an expected time") if expects is not None else 0.0,
+<<<<<<< HEAD
+        "deadline": parse_moment(deadline, "a deadline") if deadline is not None else 0.0,
+=======
         "deadline": parse_deadline(deadline) if deadline is not None else 0.0,
+>>>>>>> main
         "origin": caller_node(),
     }
 
@@ -104,8 +108,13 @@ def positive_seconds(span: Span, noun: str) -> float:
     return seconds
 
 
+<<<<<<< HEAD
+def parse_moment(moment: Moment, noun: str) -> float:
+    """A moment that is still to come, in seconds since 1970."""
+=======
 def parse_deadline(moment: Moment, needs: str = "a deadline is") -> float:
     """A moment in seconds since 1970; BadInput for one that is over, and for a text that is none."""
+>>>>>>> main
     from datetime import datetime, timedelta  # most requests have no deadline
 
     try:
@@ -118,7 +127,11 @@ def parse_deadline(moment: Moment, needs: str = "a deadline is") -> float:
         else:
             wall_seconds = float(moment) + (time.time() if isinstance(moment, str) else 0.0)
     except (ValueError, OverflowError):
+<<<<<<< HEAD
+        raise BadInput(f"{noun} needs +SECONDS or a time such as 2026-05-01T18:00, not {moment!r}") from None
+=======
         raise BadInput(f"{needs} +SECONDS or a time such as 2026-05-01T18:00, not {moment!r}") from None
+>>>>>>> main
     if not time.time() < wall_seconds < math.inf:
         raise BadInput(f"the deadline {moment} is over already")
     return wall_seconds

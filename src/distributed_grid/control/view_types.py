@@ -1,31 +1,8 @@
-"""Types of the JSON answers that are no structs yet, and of the dictionaries that façades return."""
+"""Types of the JSON answers that are no structs yet."""
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
-
-from distributed_grid.api.answers.metrics import ClusterSummary, SchedulingFigures
-from distributed_grid.domain.rebalancing import SharingPolicy
-
-# As façades return them, with the fields of the answers of these names.
-AllocationRow = dict[str, Any]
-BatchScaling = dict[str, Any]
-BlockRow = dict[str, Any]
-BoostRow = dict[str, Any]
-BoostStatus = dict[str, Any]
-ExecutionRecord = dict[str, Any]
-JobRow = dict[str, Any]
-MemoryStats = dict[str, Any]
-MoveRow = dict[str, Any]
-NodeRow = dict[str, Any]
-OfferRow = dict[str, Any]
-PredictionRow = dict[str, Any]
-ProposalRow = dict[str, Any]
-RecommendationRow = dict[str, Any]
-ScalingDecisionRow = dict[str, Any]
-TrainingReport = dict[str, Any]
-WorkerOfferRow = dict[str, Any]
-WorkerRow = dict[str, Any]
+from typing import TypedDict
 
 
 class JoinAnswer(TypedDict):
@@ -49,6 +26,8 @@ class ErrorAnswer(TypedDict):
     """Why a request failed."""
 
     error: ErrorBody
+<<<<<<< HEAD
+=======
 
 
 class ResourceStatus(TypedDict):
@@ -87,3 +66,4 @@ class ClusterStatus(TypedDict):
     waiting: int
     summary: ClusterSummary
     scheduling: SchedulingFigures
+>>>>>>> main
