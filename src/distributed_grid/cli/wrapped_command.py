@@ -9,11 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-<<<<<<< HEAD
-from distributed_grid.cli.commands.run import JobFollower, detach_job, parse_variables
-=======
 from distributed_grid.cli.commands.run import JobFollower, detach_job, parse_variables, upload_for
->>>>>>> main
 from distributed_grid.cli.local_start import exec_here, is_advised_elsewhere, reason_to_stay
 from distributed_grid.cli.output import echo, printable
 from distributed_grid.cli.returned_files import show_delivery
@@ -105,30 +101,6 @@ class WrappedRun:
     def _prepare(self, client: Client, node: str) -> SubmitJobFields | None:
         """The submission, with the working directory uploaded; None where it cannot be shipped."""
         try:
-<<<<<<< HEAD
-            fields = {
-                **command_fields(
-                    self._command,
-                    self._variables,
-                    job_id="",
-                    directory=current_directory(),
-                    isolated=False,
-                    ship=self._ship,
-                    fetch=self._patterns,
-                    overwrite=self._overwrite,
-                ),
-                "request_id": self._request_id,
-                "require": [node],
-                "wait_seconds": 0.0,
-                "origin": caller_node(),
-            }
-            fields, notes = JobRequest(fields, ship=self._ship).upload(self._session.state_dir, client.greet())
-        except GridError as problem:
-            _say_it_starts_here(str(problem))
-            return None
-        for note in notes:
-            echo(f"grid: {printable(note)}", err=True)
-=======
             command = command_fields(
                 self._command,
                 self._variables,
@@ -144,7 +116,6 @@ class WrappedRun:
         except GridError as problem:
             _say_it_starts_here(str(problem))
             return None
->>>>>>> main
         return cast("SubmitJobFields", fields)
 
     def _submit(self, client: Client, fields: SubmitJobFields) -> JobRow | None:

@@ -219,11 +219,7 @@ def argv_of(command: Command, *, shell: bool) -> list[str]:
     if isinstance(command, str):
         if shell:
             return ["/bin/sh", "-c", command]
-<<<<<<< HEAD
-        import shlex  # a command line brings a list
-=======
         import shlex  # the command line has words
->>>>>>> main
 
         try:
             words = shlex.split(command)

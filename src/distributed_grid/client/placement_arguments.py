@@ -69,11 +69,7 @@ def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) ->
         "anti_affinity": _names(placing.get("anti_affinity", ()), "anti_affinity"),
         "group": placing.get("group", ""),
         "expects_seconds": positive_seconds(expects, "an expected time") if expects is not None else 0.0,
-<<<<<<< HEAD
-        "deadline": parse_moment(deadline, "a deadline") if deadline is not None else 0.0,
-=======
         "deadline": parse_deadline(deadline) if deadline is not None else 0.0,
->>>>>>> main
         "origin": caller_node(),
     }
 
@@ -108,13 +104,8 @@ def positive_seconds(span: Span, noun: str) -> float:
     return seconds
 
 
-<<<<<<< HEAD
-def parse_moment(moment: Moment, noun: str) -> float:
-    """A moment that is still to come, in seconds since 1970."""
-=======
 def parse_deadline(moment: Moment, needs: str = "a deadline is") -> float:
     """A moment in seconds since 1970; BadInput for one that is over, and for a text that is none."""
->>>>>>> main
     from datetime import datetime, timedelta  # most requests have no deadline
 
     try:
@@ -127,11 +118,7 @@ def parse_deadline(moment: Moment, needs: str = "a deadline is") -> float:
         else:
             wall_seconds = float(moment) + (time.time() if isinstance(moment, str) else 0.0)
     except (ValueError, OverflowError):
-<<<<<<< HEAD
-        raise BadInput(f"{noun} needs +SECONDS or a time such as 2026-05-01T18:00, not {moment!r}") from None
-=======
         raise BadInput(f"{needs} +SECONDS or a time such as 2026-05-01T18:00, not {moment!r}") from None
->>>>>>> main
     if not time.time() < wall_seconds < math.inf:
         raise BadInput(f"the deadline {moment} is over already")
     return wall_seconds

@@ -187,15 +187,6 @@ def run(session: CliSession, /, boost_id: str, **options: Any) -> int:
     from distributed_grid.cli.commands.run import job_request, run_job, upload_for
 
     words = list(options["command"])
-<<<<<<< HEAD
-    fields = {"boost_id": boost_id, **job_fields(words[1:] if words[0] == "--" else words, options)}
-
-    def submit(client: Client) -> JobDetail:
-        boost = required(client.get_boost(boost_id=boost_id).boost)
-        return client.run_in_boost(**upload_for(session, client, fields, options, required(boost.source_node)))
-
-    return run_job(session, options, fields["request_id"], submit)
-=======
     request = job_request(words[1:] if words[0] == "--" else words, options, {"boost_id": boost_id})
 
     def submit(client: Client) -> JobDetail:
@@ -204,4 +195,3 @@ def run(session: CliSession, /, boost_id: str, **options: Any) -> int:
         return client.run_in_boost(**upload_for(session, client, there))
 
     return run_job(session, options, request.uid, submit)
->>>>>>> main

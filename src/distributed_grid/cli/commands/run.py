@@ -97,43 +97,6 @@ def run_shared(session: CliSession, /, **options: Any) -> int:
         "restartable": options["restartable"],
         "dry_run": options["dry_run"],
     }
-<<<<<<< HEAD
-
-    def submit(client: Client) -> JobDetail:
-        return client.submit_job(**upload_for(session, client, fields, options))
-
-    return run_job(session, options, fields["request_id"], submit)
-
-
-def job_fields(argv: list[str], options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a submission that every job has, with a new request id."""
-    directory = "" if options["isolated"] and not options["fetch"] else current_directory()
-    workdir = options["workdir"]
-    return command_fields(
-        argv,
-        parse_variables(options["env"]),
-        job_id=options["job_id"],
-        directory=directory,
-        isolated=options["isolated"],
-        ship=options["ship"],
-        fetch=options["fetch"],
-        fetch_to=os.path.abspath(workdir) if workdir and workdir != NONE else directory,
-        overwrite=options["overwrite"],
-    )
-
-
-def upload_for(
-    session: CliSession, client: Client, fields: dict[str, Any], options: dict[str, Any], lease_node: str = ""
-) -> dict[str, Any]:
-    """Upload the working directory if the job may run on another machine; all fields of the submission."""
-    request = JobRequest(
-        fields, options["workdir"], isolated=options["isolated"], ship=options["ship"], lease_node=lease_node
-    )
-    submitted, notes = request.upload(session.state_dir, client.greet())
-    for note in notes:
-        echo(f"grid: {note}", err=True)
-    return submitted
-=======
     request = job_request(words, options, fields)
     return run_job(
         session, options, request.uid, lambda client: client.submit_job(**upload_for(session, client, request))
@@ -163,7 +126,6 @@ def upload_for(session: CliSession, client: Client, request: JobRequest) -> dict
     for note in notes:
         echo(f"grid: {printable(note)}", err=True)
     return fields
->>>>>>> main
 
 
 def run_job(
