@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from distributed_grid.domain.jobs import MAX_RUN_MS, Command, Outcome
+from distributed_grid.domain.jobs import MAX_RUN_MS, Command, Ending, Outcome
 from distributed_grid.domain.leases import MAX_EPOCH, MAX_FENCE
 from distributed_grid.domain.nodes import MAX_GPUS, Milli, Usage
 from distributed_grid.domain.processes import ProcessIdentity, ProcessInfo, ProcessLook
@@ -473,7 +473,7 @@ class StopAttemptOrder(_ToAgent, frozen=True):
 
     lease_id: Id
     fence: Fence
-    ending: Name
+    ending: Ending
     detail: Text
     grace_ms: Count
 

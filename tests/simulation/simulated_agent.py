@@ -13,7 +13,7 @@ from distributed_grid.agent.orders import AttemptOrder, OrderExecutor
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.agent.owner.yield_policy import Borrowed, OwnerState, UsageSample
-from distributed_grid.domain.jobs import Ending
+from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import StaleFence
 from distributed_grid.replay.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, SimulatedTasks
@@ -372,7 +372,7 @@ class SimulatedAttempts:
         if run.outcome is not None:
             self._report(run)
         else:
-            self._machine.stop(run, order.ending, order.detail, order.grace_ms)
+            self._machine.stop(run, Outcome(order.ending, detail=order.detail), order.grace_ms)
 
     def resize(self, order: ResizeAttemptOrder) -> None:
         run = self._machine.records.get(order.lease_id)
@@ -471,4 +471,4 @@ class SimulatedWork:
         if run.outcome is None:
             self._machine.resume(run)
             ending = Ending.OVER_LIMIT if run.has_outgrown_lease else Ending.RECLAIMED
-            self._machine.stop(run, str(ending), why, grace_ms)
+            self._machine.stop(run, Outcome(ending, detail=why), grace_ms)

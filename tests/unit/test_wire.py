@@ -59,7 +59,7 @@ TO_AGENT: list[wire.ToAgent] = [
     wire.StartAttemptOrder(
         "gpu1", "a.1", 5, "job", Command(("true",)), Claim(1000, 0, (GpuShare(0, 1000),)), 60_000, 12, 3
     ),
-    wire.StopAttemptOrder("a.1", 5, "cancelled", "by ada", 5000),
+    wire.StopAttemptOrder("a.1", 5, Ending.CANCELLED, "by ada", 5000),
     wire.PauseAttemptOrder("a.1", 5, True, "gpu1 is degraded"),
     wire.ResizeAttemptOrder("a.1", 5, 2**30, 2**34),
     wire.MoveOrder(

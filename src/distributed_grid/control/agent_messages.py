@@ -126,7 +126,7 @@ def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToA
     grace_ms = effect.job.command.grace_ms
     if worker is not None and worker.notice is not None and worker.leaving_at_ms:  # it must be over before the machine
         grace_ms = min(grace_ms, max(worker.notice.stop_by_ms - stop.asked_at_ms, 0))
-    return StopAttemptOrder(attempt.lease_id, attempt.fence, str(ending), clipped(stop.detail), grace_ms)
+    return StopAttemptOrder(attempt.lease_id, attempt.fence, ending, clipped(stop.detail), grace_ms)
 
 
 def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...]) -> Event:

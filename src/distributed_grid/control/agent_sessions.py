@@ -518,7 +518,7 @@ class AgentSessions:
         if len(unwanted) < MAX_ATTEMPTS:
             unwanted[lease_id] = fence
         reason = "nobody waits for it any more"
-        via.send(StopAttemptOrder(lease_id, fence, str(Ending.CANCELLED), reason, UNWANTED_GRACE_MS))
+        via.send(StopAttemptOrder(lease_id, fence, Ending.CANCELLED, reason, UNWANTED_GRACE_MS))
 
     async def _compare(self, message: Report, via: AgentSide) -> None:
         """Compare a reported attempt with the ledger: an ended one is not unwanted any more, and a started one may have

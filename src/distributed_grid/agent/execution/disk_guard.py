@@ -32,6 +32,7 @@ from typing import Protocol
 
 from distributed_grid.agent.execution.cpu_control import RunningTree
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.scheduling.offers.pause import disk_reserve, is_disk_full
@@ -173,7 +174,15 @@ class MeasuredHost(Protocol):
     def running_trees(self) -> Iterable[RunningTree]:
         """Attempts with a running command."""
 
-    async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
+    async def stop_attempt(
+        self,
+        attempt_id: str,
+        *,
+        ending: Ending,
+        detail: str = "",
+        grace_ms: int | None = None,
+        is_disk_overrun: bool = False,
+    ) -> None:
         """Stop the whole tree; the first `kind` stays."""
 
 
@@ -337,7 +346,9 @@ class DiskGuard:
             watched.told_ms = now
             self._pauses.stand_still(spec.attempt_id, watched.tree.fence, reason)
         elif now >= watched.paused_until and watched.began_ms > watched.paused_ms and not watched.size.is_under_way:
-            await self._host.stop_attempt(spec.attempt_id, kind="over_disk_limit", detail=reason, grace_ms=0)
+            await self._host.stop_attempt(
+                spec.attempt_id, ending=Ending.OVER_LIMIT, detail=reason, grace_ms=0, is_disk_overrun=True
+            )
 
     async def _check_disk(self) -> None:
         """On a full disk, end the attempt that has written most."""
@@ -361,7 +372,9 @@ class DiskGuard:
             f"{_gigabytes(written[attempt_id])}"
         )
         log.warning("%s is ended: %s", attempt_id, reason)
-        await self._host.stop_attempt(attempt_id, kind="over_disk_limit", detail=reason, grace_ms=0)
+        await self._host.stop_attempt(
+            attempt_id, ending=Ending.OVER_LIMIT, detail=reason, grace_ms=0, is_disk_overrun=True
+        )
         for other in running:
             other.count_anew()
 

@@ -18,6 +18,7 @@ from distributed_grid.agent.files import job_signals
 from distributed_grid.agent.limits.process_tree import over_limit_message
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.owner.yield_policy import Borrowed, OwnerOnGpu, UsageSample
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.resources import gigabytes
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import HeldMemory
@@ -62,7 +63,7 @@ class OutgrownLeases:
         detail = f"{beyond_lease(held, largest.spec.memory_bytes)}; its machine has {gigabytes(available)} left"
         log.warning("%s is ended: %s", largest.attempt_id, detail)
         await self._host.stop_attempt(
-            largest.attempt_id, kind="over_limit", detail=detail, grace_ms=min(largest.spec.grace_ms, GRACE_MS)
+            largest.attempt_id, ending=Ending.OVER_LIMIT, detail=detail, grace_ms=min(largest.spec.grace_ms, GRACE_MS)
         )
 
     def _outgrown(self, usage: Mapping[str, AttemptUsage]) -> list[RunningTree]:
@@ -172,6 +173,6 @@ class HostedWork:
         )
         if used is not None and tree is not None and tree.spec.is_outgrown_by(used.memory_bytes):
             detail = f"{beyond_lease(used.memory_bytes, tree.spec.memory_bytes)}; {why}"
-            await self._host.stop_attempt(attempt_id, kind="over_limit", detail=detail, grace_ms=grace_ms)
+            await self._host.stop_attempt(attempt_id, ending=Ending.OVER_LIMIT, detail=detail, grace_ms=grace_ms)
             return
-        await self._host.stop_attempt(attempt_id, kind="reclaimed", detail=why, grace_ms=grace_ms)
+        await self._host.stop_attempt(attempt_id, ending=Ending.RECLAIMED, detail=why, grace_ms=grace_ms)

@@ -25,7 +25,7 @@ def a_start(script: str, *, lease: str = "a.1", cwd: str = "") -> wire.StartAtte
 
 
 def a_stop(ending: Ending = Ending.PREEMPTED, *, lease: str = "a.1") -> wire.StopAttemptOrder:
-    return wire.StopAttemptOrder(lease, 7, str(ending), "made room for urgent request vip", 5_000)
+    return wire.StopAttemptOrder(lease, 7, ending, "made room for urgent request vip", 5_000)
 
 
 def marks(control: Control) -> list[wire.CheckpointAge]:
