@@ -11,8 +11,7 @@ import time
 
 from bench.sizes import sized
 from bench.table import Line
-from distributed_grid.agent.offloading.process_inventory import ProcessInventory
-from distributed_grid.agent.offloading.process_queries import pages_of
+from distributed_grid.agent.offloading.process_inventory import ProcessInventory, pages_of
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rebalancing import (

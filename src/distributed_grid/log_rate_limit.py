@@ -1,8 +1,8 @@
-"""Rate limit of log lines: what comes again and again from one place of the code is not written each time.
+"""Rate limit of log lines, by the log statement that writes them.
 
-What an agent, a client or a job does can be worth a line in a log file, and they can do it without end. Each log
-statement may write `BURST` lines at once, and one more every `REFILL_SECONDS`; what is left out is counted, and the
-count stands in the next line of that statement. Other statements are not affected.
+Agents, clients and jobs can cause log lines without end. Each log statement may write `BURST` lines at once, and one
+more every `REFILL_SECONDS`; the number of omitted lines is in the next line of that statement. Other statements are not
+affected.
 """
 
 from __future__ import annotations

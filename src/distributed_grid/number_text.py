@@ -6,7 +6,7 @@ import math
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 SHOWN_DIGITS = 3
-"""Digits after the point; of a number below 0.01 so many that are no leading zeros."""
+"""Digits after the point; of a number below 0.01, leading zeros not counted."""
 
 
 def plain_number(value: float) -> str:

@@ -45,6 +45,13 @@ class EndedRow(Struct, frozen=True):
     target: str = ""
 
 
+class NumberedRow(Struct, frozen=True):
+    """An ended row with its number: the later a row is stored, the higher is its number."""
+
+    number: int
+    row: EndedRow
+
+
 class EventRow(Struct, frozen=True):
     """Something that happened; `reason` is a short code, for summaries are kept per reason."""
 
@@ -155,6 +162,24 @@ class Store(Protocol):
 
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """Ended rows that match all arguments, newest first. A key may have been used several times."""
+
+    def last_ended_number(self) -> int:
+        """Number of the ended row that was stored last, of any kind; 0 where none is kept."""
+
+    def ended_after(self, kind: str, number: int, *, limit: int, user: str | None = None) -> list[NumberedRow]:
+        """Rows of a kind with higher numbers, the lowest first."""
+
+    def ended_before(
+        self,
+        kind: str,
+        last_number: int,
+        *,
+        limit: int,
+        place: tuple[int, int] | None = None,
+        user: str | None = None,
+    ) -> list[NumberedRow]:
+        """Rows of a kind up to a number, newest first by end and number; with a place only those before that end and
+        number."""
 
     def count_ended(self, kind: str, *, user: str | None = None) -> int:
         """Number of ended rows of a kind that are kept, of one user or of all."""
@@ -286,13 +311,16 @@ class WorkerOrder(Struct, frozen=True):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+InstanceState = Literal["starting", "running", "stopping", "gone"]
+
+
 class WorkerInstance(Struct, frozen=True):
     """A machine as its provider sees it."""
 
     worker_id: str
     grid_id: str
     instance: str
-    state: Literal["starting", "running", "stopping", "gone"]  # `gone` is proven: not billed, and never will be again
+    state: InstanceState  # `gone` is proven: not billed, and never will be again
     age_seconds: float = 0.0
     detail: str = ""
     ends_in_seconds: float | None = None  # the provider itself ends it then, even without the control plane

@@ -1,6 +1,6 @@
 """State directory of a grid: its paths on this machine, with a subdirectory per host because a home may be shared.
 
-Every command loads this module, so it imports little: what a warm command needs are texts, the others are paths that
+Every command loads this module, so it imports little: the files of a warm command are texts, the others are paths that
 are made on demand.
 """
 
@@ -47,7 +47,7 @@ class StateDir:
 
     @property
     def failure_report(self) -> Path:
-        """Why the last daemon that could not go on has ended."""
+        """Report of the last failure that ended a daemon."""
         return self.host_dir / "failure.txt"
 
     @property
@@ -93,10 +93,10 @@ def _path(text: str) -> Path:
 
 
 def _make_private(directory: Path) -> None:
-    found = directory.stat()
-    if found.st_uid != os.geteuid():
-        raise GridError(f"the state directory {directory} belongs to another user (uid {found.st_uid})")
-    if found.st_mode & 0o077:
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        raise GridError(f"the state directory {directory} belongs to another user (uid {status.st_uid})")
+    if status.st_mode & 0o077:
         directory.chmod(0o700)
 
 
@@ -105,9 +105,9 @@ def machine_id() -> str:
     for source in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             with open(source) as file:
-                found = file.read().strip()
+                name = file.read().strip()
         except OSError:
             continue
-        if found.isalnum():
-            return found[:32]
+        if name.isalnum():
+            return name[:32]
     return "".join(letter if letter.isalnum() else "-" for letter in os.uname().nodename)[:63] or "host"

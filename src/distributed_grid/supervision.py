@@ -1,12 +1,12 @@
 """Supervision of background tasks: none of them dies silently.
 
-- `start_essential`: without it the process is of no use. If it fails, the process ends: with a line in the log, a
-  report in a file, and an exit code of its own. Whoever starts the next one finds everything as after any crash.
-- `start_restarted`: a loop that keeps nothing from one round to the next. If it fails, that is logged, and it begins
-  anew after a pause.
-- `start_logged`: work that comes to its end by itself. If it fails, that is logged.
+- `start_essential`: work without which the process is of no use. A failure ends the process with a line in the log, a
+  report in a file, and an exit code of its own. The next process recovers as after any crash.
+- `start_restarted`: a loop that keeps nothing from one round to the next. A failure is logged, and the loop begins anew
+  after a pause.
+- `start_logged`: work that ends by itself. A failure is logged.
 
-A task is kept until it is done, also where nobody else holds it: the event loop alone would let it be collected.
+A task is referenced here until it is done: the event loop alone would let it be collected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Work = Coroutine[Any, Any, None]
 
 
 class _Process:
-    """What becomes of this process when an essential task fails; where nothing was said, that is logged alone."""
+    """File for the report of a failed essential task; without one the failure is only logged."""
 
     report: Path | None = None
 

@@ -11,4 +11,4 @@ _UNMATCHED = re.compile(r"Expected `str` matching regex ('(?:[^'\\]|\\.)*'|\"(?:
 def describe_patterns(message: str, words: Mapping[str, str]) -> str:
     """The message of a validation error, with the words for each pattern in its place."""
     known = {repr(pattern): text for pattern, text in words.items()}
-    return _UNMATCHED.sub(lambda found: f"Expected {known.get(found[1], 'text of another form')}", message)
+    return _UNMATCHED.sub(lambda match: f"Expected {known.get(match[1], 'text of another form')}", message)

@@ -9,8 +9,9 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
+from distributed_grid.client.conversation import JsonObject
 from distributed_grid.client.memory.directory import block_directory
 from distributed_grid.memory.client.block_client import BlockClient
 from tests.lab.clusters import Cluster
@@ -32,26 +33,25 @@ class Pool:
 
     def allocate(self, size: int, node: str = "", **more: Any) -> str:
         block_id = uuid.uuid4().hex
-        found = self.desk.call("allocate_block", request_id=block_id, size=size, preferred_node=node, **more)
-        self.blocks.add_location(found)
+        found = self.desk.allocate_block(request_id=block_id, size=size, preferred_node=node, **more)
+        self.blocks.add_location(cast("JsonObject", found))
         self._mine.append(block_id)
         return block_id
 
     def view(self, block_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.desk.call("find_block", block_id=block_id)["block"]
-        return found
+        return cast("JsonObject", self.desk.find_block(block_id=block_id).block)
 
     def nodes(self, block_id: str) -> list[str]:
-        (found,) = [block for block in self.desk.list_blocks() if block["block_id"] == block_id]
-        return list(found["nodes"])
+        (found,) = [block for block in self.desk.every_block() if block.block_id == block_id]
+        return found.nodes
 
     def free_all(self) -> None:
-        alive = {block["block_id"] for block in self.desk.list_blocks()}
+        alive = {block.block_id for block in self.desk.every_block()}
         for block_id in self._mine:
             if block_id in alive:
-                self.desk.call("free_block", block_id=block_id)
+                self.desk.free_block(block_id=block_id)
         self._mine.clear()
-        wait_until(lambda: not self.desk.list_blocks(), 30)
+        wait_until(lambda: not self.desk.every_block(), 30)
 
     def close(self) -> None:
         self.free_all()

@@ -394,9 +394,8 @@ class SimulatedGateway:
         self._control = control
         agents: dict[str, AgentSide] = {}
         self._agents = agents
-        self.memory = MemoryGateway(agents)
+        self.memory = MemoryGateway(self, agents)
         self._sessions = AgentSessions(self, SimulatedRegistry(control.nodes), agents, self.memory)
-        self.memory.start(self)
         self._late: list[tuple[FromAgent, SimulatedLink]] = []
         self._inboxes: dict[SimulatedLink, AgentInbox] = {}
         self._greeting: dict[SimulatedLink, SimulatedTask] = {}

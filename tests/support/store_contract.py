@@ -163,6 +163,33 @@ class StoreContract(ABC):
         finally:
             store.close()
 
+    def test_ended_rows_are_numbered_as_they_are_stored(self, store: Store) -> None:
+        assert store.last_ended_number() == 0
+        rows = [an_ended(f"J{n}", at_ms=at_ms, kind="job") for n, at_ms in enumerate((9, 5, 9, 7))]
+        store.commit(Batch(ended=[*rows[:2], an_ended("L1")]))
+        first = store.last_ended_number()
+        store.commit(Batch(ended=[*rows[2:], an_ended("L2", kind="job", user="other")]))
+        last = store.last_ended_number()
+        after = store.ended_after("job", 0, limit=9, user=rows[0].user)
+        assert [each.row for each in after] == rows
+        assert [each.number for each in after] == sorted({each.number for each in after})
+        assert [each.row.key for each in store.ended_after("job", first, limit=9)] == ["J2", "J3", "L2"]
+        assert [each.row.key for each in store.ended_after("job", first, limit=1)] == ["J2"]
+        assert store.ended_after("job", last, limit=9) == []
+        assert [each.row.key for each in store.ended_before("job", first, limit=9)] == ["J0", "J1"]
+
+    @pytest.mark.parametrize("user", [None, "ada"])
+    def test_a_place_among_ended_rows_stays_when_more_of_them_are_stored(self, store: Store, user: str | None) -> None:
+        ends = (9, 5, 9, 7, 5, 9)
+        store.commit(Batch(ended=[an_ended(f"J{n}", at_ms=at_ms, user="ada") for n, at_ms in enumerate(ends)]))
+        last, place = store.last_ended_number(), None
+        shown: list[str] = []
+        while page := store.ended_before("lease", last, limit=2, place=place, user=user):
+            shown += [each.row.key for each in page]
+            place = page[-1].row.ended_at_ms, page[-1].number
+            store.commit(Batch(ended=[an_ended(f"later{len(shown)}", at_ms=6, user="ada")]))
+        assert shown == ["J5", "J2", "J0", "J3", "J4", "J1"]
+
     def test_events_come_in_their_order_from_either_end(self, store: Store) -> None:
         events = [an_event(seq, at_ms=seq * 10, subject=f"L{seq % 2}") for seq in (1, 2, 5, 6)]
         store.commit(Batch(events=events[:2]))

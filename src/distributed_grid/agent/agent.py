@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed_grid import __version__, wire
 from distributed_grid.adapters.clock import FILE as AGE_FILE
@@ -49,15 +49,14 @@ from distributed_grid.supervision import start_logged, start_restarted
 if TYPE_CHECKING:
     from distributed_grid.agent.files.attempt_files import HeldDirectory
     from distributed_grid.agent.offloading.move_orders import SourceMoves
-    from distributed_grid.agent.offloading.process_inventory import Surroundings
-    from distributed_grid.agent.offloading.process_queries import ProcessQueries
+    from distributed_grid.agent.offloading.process_inventory import ProcessQueries, Surroundings
     from distributed_grid.trees.manifest import Manifest
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 SWEEP_SECONDS, SAVE_AGE_SECONDS = 3600.0, 300.0
 OBSERVE_SECONDS = 1.5
 WARM_UP_SECONDS = 0.25
-"""How long the use is measured before it is known, and the time to the second heartbeat."""
+"""Time to measure the use before the first heartbeat, and from that to the second."""
 SIGNAL_LAG_MS = 500
 """Between the SIGTERM of a batch system to the first process of the machine and to the last one."""
 SILENT_POLLS = 3
@@ -67,7 +66,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkDirs(Protocol):
-    """Fetches what a job is to find in its directories."""
+    """Fetches the directories that a job begins with."""
 
     @property
     def is_local(self) -> bool:
@@ -163,12 +162,12 @@ class Agent:
         return not self.host.running() and self._outbox.is_empty and not any(self._jobs.glob("*/" + STDOUT))
 
     async def start(self) -> None:
-        """Find the attempts that outlived the last agent, report them, then begin to measure and to obey."""
+        """Find the attempts that outlived the last agent, report them, then begin to measure and to take orders."""
         await self.host.start()
         if self._moves_dir.is_dir():
             await self._source_moves().start()
         await self._observe_attempts()
-        if self._attempts.is_remote:  # its first heartbeat knows what the owner uses
+        if self._attempts.is_remote:  # its first heartbeat has the owner's use
             await asyncio.sleep(max(self._measured_from + WARM_UP_SECONDS - time.monotonic(), 0))
         for node in self.nodes:
             for message in self.greeting(node):
@@ -226,7 +225,7 @@ class Agent:
         return wire.greeting(hello)
 
     def welcomed(self, welcome: wire.Welcome) -> None:
-        """A new link is there: report again what may have been lost with the last one."""
+        """Report everything again after a new link: reports on the last one may be lost."""
         if welcome.epoch > self._epoch:
             self._epoch = welcome.epoch
             self._on_epoch(welcome.epoch)
@@ -325,9 +324,8 @@ class Agent:
                     log.warning("order %s failed", type(order).__name__, exc_info=failure)
             elif isinstance(order, wire.ListProcesses | wire.CheckFiles):
                 if self._processes is None:
-                    from distributed_grid.agent.offloading.process_queries import (
-                        ProcessQueries,
-                    )  # only offloading needs it
+                    # Only offloading needs it.
+                    from distributed_grid.agent.offloading.process_inventory import ProcessQueries
 
                     self._processes = ProcessQueries(self._typed_on, self._surroundings, self._send_to_control)
                 self._processes.received(order)
@@ -437,8 +435,8 @@ class Agent:
 
 
 class BlockingObserver:
-    """Makes blocking observations in threads. `run` does not wait long for one; while `max_running` of them hang,
-    no other is begun, and what was observed last stays."""
+    """Makes blocking observations in threads. `run` waits `OBSERVE_SECONDS` for one; while `max_running` of them hang,
+    no other begins, and the last observation stays."""
 
     def __init__(self, name: str, max_running: int) -> None:
         self._name = name
@@ -502,8 +500,11 @@ class HostedAttempts:
 
     async def launch(self, order: wire.StartAttemptOrder, start_by_boot_ms: int) -> None:
         command, claim = order.command, order.claim
-        is_remote = self.is_remote
-        env = dict(command.env)
+        env, is_remote = dict(command.env), self.is_remote
+        if is_remote:
+            env = node_environment(env, command.given)
+            if self._memory is not None and self._memory.proxy is not None:  # a Python that has the memory pool
+                env |= {"GRID_MEMORY_SOCKET": str(self._memory.proxy.path), "GRID_PYTHON": sys.executable}
         await self._host.launch(
             AttemptSpec(
                 attempt_id=order.lease_id,
@@ -511,7 +512,7 @@ class HostedAttempts:
                 node=order.node,
                 fence=order.fence,
                 argv=command.argv,
-                env=self._own_environment(env, command.given) if is_remote else env,
+                env=env,
                 cwd=None if is_remote else command.cwd or None,
                 cpu_milli=claim.cpu_milli,
                 memory_bytes=claim.memory_bytes,
@@ -533,22 +534,6 @@ class HostedAttempts:
     def resize(self, order: wire.ResizeAttemptOrder) -> None:
         self._host.resize(order.lease_id, order.memory_bytes, order.most_memory_bytes)
 
-    def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:
-        """The environment of a job, with a Python that has the memory pool and the socket for its queries."""
-        made = node_environment(env, given)
-        proxy = self._memory.proxy if self._memory is not None else None
-        if proxy is None:
-            return made
-        return {**made, "GRID_MEMORY_SOCKET": str(proxy.path), "GRID_PYTHON": sys.executable}
-
-
-class HostedCommand(NamedTuple):
-    """An attempt of the host whose command runs."""
-
-    attempt_id: str
-    grace_ms: int
-    stopping: bool
-
 
 class HostedCommands:
     """Attempts of the host for `MachineEnd`: it notifies and stops them."""
@@ -556,11 +541,8 @@ class HostedCommands:
     def __init__(self, host: AttemptHost, guard: OwnerGuard) -> None:
         self._host = host
         self._guard = guard
-        self.withdraw_notice = guard.spare
-
-    def running(self) -> list[HostedCommand]:
-        trees = self._host.running_trees()
-        return [HostedCommand(tree.attempt_id, tree.spec.grace_ms, tree.stopping) for tree in trees]
+        self.running = host.running_trees
+        self.withdraw_notice = guard.withdraw_notice
 
     def give_notice(self, attempt_id: str, why: str, in_ms: int) -> None:
         self._guard.displace(attempt_id, why, in_ms)

@@ -36,7 +36,7 @@ from distributed_grid.agent.lent_memory import LentMemory, address_towards
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.machine_end import CONTROL_PLANE, SIGNAL, notice_source
 from distributed_grid.agent.owner.usage_meter import UsageMeter
-from distributed_grid.agent.uplink import Dial, EndpointUnknown, Uplink
+from distributed_grid.agent.uplink import EndpointUnknown, Uplink
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.workers import MAX_NOTICE_MS
@@ -146,7 +146,17 @@ def serve(options: argparse.Namespace) -> int:
         asyncio.run(_join(options, agent_dir, exit_seconds))
     elif join_client.read_joined_key(agent_dir.path) is None and options.name:
         raise BadInput("--name goes with --join or --join-file: over SSH the control plane names the node")
-    _configure_logging(agent_dir.path / "agent.log", to_terminal=sys.stderr.isatty())
+    log_path = agent_dir.path / "agent.log"
+    with contextlib.suppress(OSError):
+        if log_path.stat().st_size > MAX_LOG_BYTES:
+            log_path.replace(log_path.with_suffix(".log.old"))
+    handlers: list[logging.Handler] = [logging.FileHandler(log_path)]
+    log_path.chmod(0o600)
+    if sys.stderr.isatty():
+        handlers.append(logging.StreamHandler())
+    configure_logging(*handlers)
+    logging.getLogger("websockets").setLevel(logging.WARNING)
+    log.info("agent on %s", socket.gethostname())
     end_process_on_failure(agent_dir.path / "failure.txt")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -201,9 +211,9 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) ->
         declare_gpus,
         allocated=Capacity(int(cpus) if cpus.isdecimal() else 0, int(memory) if memory.isdecimal() else 0),
     )
-    uplink = Uplink(node, _dial(agent_dir))
+    uplink = Uplink(node, partial(_dial, agent_dir))
     epoch = agent_dir.read("epoch.json").get("epoch", 0)
-    meter = UsageMeter(probe, None if declare_gpus else gpus, agent_dir.path / "ray" / "started.json")
+    meter = UsageMeter(probe, None if declare_gpus else gpus, agent_dir.path / RAY_RECORD)
     agent = Agent(
         (node,),
         agent_dir.jobs,
@@ -345,29 +355,25 @@ async def _wait_for_node_name(agent_dir: AgentDir, stopping: asyncio.Event) -> s
     return None
 
 
-def _dial(agent_dir: AgentDir) -> Dial:
-    """Connects to where the files say now, which changes with every SSH connection."""
-
-    async def dial() -> ClientConnection:
-        key = join_client.read_joined_key(agent_dir.path)
-        if key is not None:
-            return await join_client.open_websocket(key, agent_dir.path)
-        path = agent_dir.read("link.json").get("socket")
-        if not isinstance(path, str) or not os.path.exists(path):
-            raise EndpointUnknown
-        with short_path(path) as name:
-            return await unix_connect(
-                name,
-                "ws://control-plane/v1/agent",
-                compression=None,
-                ping_interval=None,
-                max_size=MAX_MESSAGE_BYTES,
-                open_timeout=10,
-                close_timeout=1,
-                user_agent_header=None,
-            )
-
-    return dial
+async def _dial(agent_dir: AgentDir) -> ClientConnection:
+    """Connect to the address in the files, which changes with every SSH connection."""
+    key = join_client.read_joined_key(agent_dir.path)
+    if key is not None:
+        return await join_client.open_websocket(key, agent_dir.path)
+    path = agent_dir.read("link.json").get("socket")
+    if not isinstance(path, str) or not os.path.exists(path):
+        raise EndpointUnknown
+    with short_path(path) as name:
+        return await unix_connect(
+            name,
+            "ws://control-plane/v1/agent",
+            compression=None,
+            ping_interval=None,
+            max_size=MAX_MESSAGE_BYTES,
+            open_timeout=10,
+            close_timeout=1,
+            user_agent_header=None,
+        )
 
 
 def stop_jobs(directory: str) -> int:
@@ -403,16 +409,3 @@ async def _stop_jobs(agent_dir: AgentDir, grace_ms: int = STOP_GRACE_MS) -> int:
         await supervisor.start()
         await supervisor.terminate()
     return 0
-
-
-def _configure_logging(path: Path, *, to_terminal: bool) -> None:
-    with contextlib.suppress(OSError):
-        if path.stat().st_size > MAX_LOG_BYTES:
-            path.replace(path.with_suffix(".log.old"))
-    handlers: list[logging.Handler] = [logging.FileHandler(path)]
-    path.chmod(0o600)
-    if to_terminal:
-        handlers.append(logging.StreamHandler())
-    configure_logging(*handlers)
-    logging.getLogger("websockets").setLevel(logging.WARNING)
-    log.info("agent on %s", socket.gethostname())

@@ -117,20 +117,29 @@ class HardwareDetector:
 
     def get_hardware_metrics(self, own_pids: Collection[int] = ()) -> dict[str, Any]:
         """How busy the machine is, and its resources; `own_pids` are the grid's own, which leave a GPU available."""
-        sample, gpus = self._probe.totals(), self._samples(own_pids)
-        machine = self._probe.capacity()
+        sample, machine = self._probe.totals(), self._probe.capacity()
+        if self._declared:
+            gpus = tuple(GpuSample(gpu.index, 0, 0, 0, 0) for gpu in self._declared)
+        else:
+            gpus = tuple(measured for measured in self._gpus.sample(own_pids) if measured.measured)
         # Cores in use: the load average, which counts all of the machine; if only a part is ours, the measured use.
         load = sample.load1 if self._probe.sees_whole_machine else sample.cpu_ratio_total * (machine.cpu_milli / 1000)
         # A device is available when others leave it nearly idle and a gigabyte of its memory free.
         devices = self._devices()
-        seen = {sample.index: sample for sample in gpus}
+        seen = {gpu.index: gpu for gpu in gpus}
         used = {gpu.index: seen[gpu.index].memory_bytes if gpu.index in seen else gpu.memory_bytes for gpu in devices}
+        available = 0
+        for gpu in devices:
+            if gpu.index in seen and not gpu.prohibited:
+                free = gpu.memory_bytes - seen[gpu.index].outside_memory_bytes
+                is_idle = seen[gpu.index].outside_busy_milli <= IDLE_GPU_MILLI
+                available += is_idle and free >= min(FREE_GPU_MEMORY_BYTES, gpu.memory_bytes)
         # How busy the processor is; in the first moment, before anything could be measured, by its load.
         return {
             "timestamp": datetime.now(UTC).isoformat(),
             "cpu_percent": round(100 * (sample.cpu_ratio_total if sample.warm else min(1.0, load / sample.cores)), 1),
             "memory_percent": round(100 * sample.memory_used_bytes / max(1, machine.memory_bytes), 1),
-            "gpu_utilization": round(sum(one.busy_milli for one in gpus) / 10 / len(gpus), 1) if gpus else 0,
+            "gpu_utilization": round(sum(gpu.busy_milli for gpu in gpus) / 10 / len(gpus), 1) if gpus else 0,
             "resources": {
                 "cpu": {
                     "cores": len(machine.cpu_cores),
@@ -143,7 +152,7 @@ class HardwareDetector:
                 },
                 "gpu": {
                     "devices": len(devices),
-                    "available_devices": sum(_is_available(gpu, seen.get(gpu.index)) for gpu in devices),
+                    "available_devices": available,
                     "total_memory_mb": sum(gpu.memory_bytes // MIB for gpu in devices),
                     "available_memory_mb": sum(max(0, gpu.memory_bytes - used[gpu.index]) // MIB for gpu in devices),
                 },
@@ -163,16 +172,3 @@ class HardwareDetector:
 
     def _devices(self) -> tuple[Gpu, ...]:
         return self._declared or self._gpus.devices()
-
-    def _samples(self, own_pids: Collection[int]) -> tuple[GpuSample, ...]:
-        if self._declared:
-            return tuple(GpuSample(gpu.index, 0, 0, 0, 0) for gpu in self._declared)
-        return tuple(sample for sample in self._gpus.sample(own_pids) if sample.measured)
-
-
-def _is_available(gpu: Gpu, sample: GpuSample | None) -> bool:
-    if sample is None or gpu.prohibited:
-        return False
-    needed = min(FREE_GPU_MEMORY_BYTES, gpu.memory_bytes)
-    free = gpu.memory_bytes - sample.outside_memory_bytes
-    return sample.outside_busy_milli <= IDLE_GPU_MILLI and free >= needed

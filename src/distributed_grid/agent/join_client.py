@@ -1,7 +1,7 @@
 """Client of the join protocol: a node without SSH exchanges a join token for a node key, over a pinned connection.
 
 The control plane proves to be the one the token names before anything is sent, and is trusted by the fingerprint of
-its certificate alone, whatever names and clocks say. The key never leaves the node: the control plane gets its hash.
+its certificate alone, not by names and clocks. The key never leaves the node: the control plane gets its hash.
 It is on disk before the exchange, so a lost answer can be asked for again.
 
 Afterwards the agent connects to the Unix socket of the control plane where that is on this machine under this login,
@@ -45,7 +45,7 @@ _IGNORE_TIME = 0x200000
 
 
 class OtherControlPlane(Refused):
-    """Somebody else answers at that address; nothing was sent there."""
+    """Another control plane answers at that address; nothing was sent there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class JoinedKey:
-    """Files of a joined node (0600): address and certificate of the control plane, its own name and key.
+    """File of a joined node (0600): address and certificate of the control plane, its own name and key.
 
     A node that joined with a plain connection, which earlier versions had, has neither fingerprint nor certificate.
     """
@@ -139,7 +139,19 @@ async def open_websocket(joined: JoinedKey, directory: Path | None = None) -> Cl
     connection = await _open_over_socket(joined)
     if connection is not None:
         return connection
-    context = _pinned_context(joined)
+    # Trust the joined certificate and no other, with any name and at any date.
+    if not joined.fingerprint:
+        raise Refused(
+            f"{joined.node} joined without a certificate, so that any program at {joined.address} could pose as its "
+            "control plane; join again"
+        )
+    if _fingerprint_of(joined.certificate) != joined.fingerprint:
+        raise GridError("the stored certificate does not match its fingerprint; join again")
+    der = ssl.PEM_cert_to_DER_cert(joined.certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _IGNORE_TIME
+    context.load_verify_locations(cadata=der)
     losses: list[GridError] = []
     for address in dict.fromkeys((joined.address, *joined.addresses)):
         try:
@@ -160,10 +172,13 @@ async def _open_over_socket(joined: JoinedKey) -> ClientConnection | None:
     from websockets.exceptions import InvalidHandshake
 
     path = joined.socket or str(StateDir().host_dir / AGENT_SOCKET)
-    plain = _connect_to_own(path)
-    if plain is None:
-        return None
+    plain = socket.socket(socket.AF_UNIX)
     try:
+        plain.setblocking(False)  # a listener with a full backlog refuses instead
+        with short_path(path) as name:
+            plain.connect(name)
+        if peer_uid(plain) != os.geteuid():
+            raise PermissionError(path)
         return await unix_connect(
             sock=plain,
             uri="ws://control-plane/v1/agent",
@@ -176,21 +191,6 @@ async def _open_over_socket(joined: JoinedKey) -> ClientConnection | None:
     except (OSError, EOFError, InvalidHandshake, TimeoutError):
         plain.close()
         return None
-
-
-def _connect_to_own(path: str) -> socket.socket | None:
-    """A connection to a Unix socket that a process of this login listens on; None where there is no such process."""
-    plain = socket.socket(socket.AF_UNIX)
-    try:
-        plain.setblocking(False)  # a listener with a full backlog refuses instead
-        with short_path(path) as name:
-            plain.connect(name)
-        if peer_uid(plain) == os.geteuid():
-            return plain
-    except OSError:
-        pass
-    plain.close()
-    return None
 
 
 async def _open_over_tls(joined: JoinedKey, address: str, context: ssl.SSLContext) -> ClientConnection:
@@ -284,11 +284,13 @@ def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[di
     """Exchange the token; returns the answer and the certificate of the control plane."""
     from http.client import HTTPException, HTTPSConnection
 
-    host, port = _split(address)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise BadInput(f"{address!r} is not an address: expected HOST:PORT")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # verified below, by its fingerprint
-    connection = HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
+    connection = HTTPSConnection(host.strip("[]"), int(port), timeout=TIMEOUT_SECONDS, context=context)
     try:
         connection.connect()
         der = connection.sock.getpeercert(binary_form=True) or b""
@@ -319,30 +321,6 @@ def _fingerprint_of(certificate: str) -> str:
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest()
     except ValueError:
         return ""
-
-
-def _pinned_context(joined: JoinedKey) -> ssl.SSLContext:
-    """A context that trusts the joined certificate and no other, whatever name it has and whatever the date is."""
-    if not joined.fingerprint:
-        raise Refused(
-            f"{joined.node} joined without a certificate, so that any program at {joined.address} could pose as its "
-            "control plane; join again"
-        )
-    if _fingerprint_of(joined.certificate) != joined.fingerprint:
-        raise GridError("the stored certificate does not match its fingerprint; join again")
-    der = ssl.PEM_cert_to_DER_cert(joined.certificate)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _IGNORE_TIME
-    context.load_verify_locations(cadata=der)
-    return context
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise BadInput(f"{address!r} is not an address: expected HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -109,7 +109,7 @@ class MemoryQueryProxy:
             waiting.set_result(_unreachable("the answer is too long") if reply.more else bytes(parts))
 
     def fail_pending(self) -> None:
-        """The link is gone, and with it the replies: programs may ask again."""
+        """Fail all queries: the replies are lost with the link, and programs may ask again."""
         self._parts.clear()
         for number in tuple(self._waiting):
             self.deliver(wire.MemoryReply(number, _unreachable("the link to the control plane was lost")))
@@ -124,7 +124,18 @@ class MemoryQueryProxy:
                     length, kind = HEADER.unpack(await reader.readexactly(HEADER.size))
                     if length > wire.MAX_QUERY_BYTES or kind != b"J":
                         break
-                    body = await self._query(await reader.readexactly(length))
+                    body = await reader.readexactly(length)
+                    number = next(self._numbers)
+                    self._waiting[number] = asyncio.get_running_loop().create_future()
+                    try:
+                        self._send(wire.MemoryQuery(number, body))
+                        async with asyncio.timeout(REPLY_SECONDS):
+                            body = await self._waiting[number]
+                    except TimeoutError:
+                        body = _unreachable("the control plane did not answer")
+                    finally:
+                        self._waiting.pop(number, None)
+                        self._parts.pop(number, None)
                     writer.write(HEADER.pack(len(body), b"J") + body)
                     await writer.drain()
         except (OSError, EOFError):
@@ -134,19 +145,6 @@ class MemoryQueryProxy:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-
-    async def _query(self, body: bytes) -> bytes:
-        number = next(self._numbers)
-        self._waiting[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(wire.MemoryQuery(number, body))
-            async with asyncio.timeout(REPLY_SECONDS):
-                return await self._waiting[number]
-        except TimeoutError:
-            return _unreachable("the control plane did not answer")
-        finally:
-            self._waiting.pop(number, None)
-            self._parts.pop(number, None)
 
 
 def _unreachable(why: str) -> bytes:
@@ -158,9 +156,9 @@ POLL_SECONDS = 0.5
 REPORT_EVERY = 4
 """Polls between two reports of a lasting need."""
 MIN_FREE_MILLI = 150
-"""So much of the memory is kept free, or less where the owner's rules ask for less."""
+"""Part of the memory that is kept free, or less if the owner's rules ask for less."""
 RELIEF_MILLI = 1200
-"""So much of the minimum is made free when it is undercut, so that the next byte does not bring the need back."""
+"""Part of the minimum that is made free when it is undercut, so that the next byte does not bring the need back."""
 
 
 class LentMemory:
@@ -221,7 +219,6 @@ class LentMemory:
             self.proxy.deliver(order)
 
     def link_lost(self) -> None:
-        """Fail the queries that wait for a reply."""
         if self.proxy is not None:
             self.proxy.fail_pending()
 
@@ -235,7 +232,6 @@ class LentMemory:
             self._send_served(served)
 
     def extend_hold(self, until_boot_ms: int) -> None:
-        """Hold everything until then; 0 is without end."""
         self._supervisor.extend_hold(until_boot_ms)
 
     @property
@@ -289,7 +285,7 @@ class LentMemory:
     # ------------------------------------------------------------------ the owner
 
     async def _watch_owner(self) -> None:
-        """Report what the owner needs when two polls in a row show it, and again while it lasts."""
+        """Report the owner's need when two polls in a row show it, and again while it lasts."""
         polls = 0
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -302,7 +298,7 @@ class LentMemory:
                 )
             polls = polls + 1 if needed else 0
             if polls % REPORT_EVERY == 2:
-                log.info("the owner needs %d bytes of what blocks hold", needed)
+                log.info("the owner needs %d bytes of the memory of blocks", needed)
                 self._send(wire.MemoryReclaimReport(self._node, needed))
 
 
@@ -315,12 +311,10 @@ class LocalMemory:
         self._lent = lent
 
     async def start(self) -> None:
-        """Find the memory servers that outlived the last agent."""
         for lent in self._lent.values():
             await lent.start()
 
     async def stop(self) -> None:
-        """Stop; servers with copies keep running. Safe twice."""
         await asyncio.gather(*(lent.stop() for lent in self._lent.values()))
 
     def receive(self, order: wire.MemoryOrder | wire.MemoryReply) -> None:
@@ -339,16 +333,15 @@ class LocalMemory:
             lent.report_served()
 
     def extend_hold(self, until_boot_ms: int) -> None:
-        """Hold everything until then; 0 is without end."""
         for lent in self._lent.values():
             lent.extend_hold(until_boot_ms)
 
 
 def bytes_to_reclaim(rules: wire.OwnerRules, *, total: int, used: int, outside: int) -> int:
-    """How many bytes of copies have to move away for the owner.
+    """Bytes of copies that have to move away for the owner.
 
-    That is everything above the mark, when the owner alone is above it; and at any time what is missing to a minimum of
-    free memory. That minimum is below what is never lent, so that lending alone does not bring the need about.
+    That is everything above the mark, when the owner alone is above it; and at any time the shortfall of a minimum of
+    free memory. That minimum is below the memory that is never lent, so lending alone does not cause the need.
     """
     minimum, free = min(rules.memory_min_bytes, total * MIN_FREE_MILLI // 1000), total - used
     short = minimum * RELIEF_MILLI // 1000 - free if free < minimum else 0
@@ -362,7 +355,9 @@ def own_address(names: Iterable[str]) -> str:
         if name == "local":
             return "127.0.0.1"
         for address in _addresses_of(name):
-            if _is_ours(address):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind((address, 0))
                 return address
     raise OSError("none of the addresses that the cluster has for this machine is its own")
 
@@ -371,12 +366,9 @@ def address_towards(name: str) -> str:
     """The address from which this machine reaches another; nothing is sent to find out. Empty where it does not."""
     for address in _addresses_of(name):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((address, 9))
-                return str(probe.getsockname()[0])
-            except OSError:
-                continue
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return str(probe.getsockname()[0])
     return ""
 
 
@@ -387,13 +379,3 @@ def _addresses_of(name: str) -> list[str]:
         return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):  # the latter: nothing that a host can be called
         return []
-
-
-def _is_ours(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True

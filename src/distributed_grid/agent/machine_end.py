@@ -94,13 +94,13 @@ class MachineEnd:
         self._work = work
         self._boot_ms = boot_ms
         self._on_change = on_change
-        self._ends: dict[str, KnownEnd] = {}  # by who has said so
-        self._noticed: dict[str, int] = {}  # by attempt, by when it was told to be over
+        self._ends: dict[str, KnownEnd] = {}  # by source
+        self._noticed: dict[str, int] = {}  # the announced deadline, by attempt
 
     @property
     def end(self) -> KnownEnd | None:
-        known = [known_end for known_end in self._ends.values() if known_end.ends_at_ms]
-        return min(known, key=lambda one: one.ends_at_ms) if known else None
+        known = [end for end in self._ends.values() if end.ends_at_ms]
+        return min(known, key=lambda end: end.ends_at_ms, default=None)
 
     @property
     def shutdown_reason(self) -> str:
@@ -112,49 +112,49 @@ class MachineEnd:
         known = self._ends.get(source)
         return known is not None and known.ends_at_ms > 0
 
-    def announce(self, source: str, said: AnnouncedEnd | None) -> None:
-        """Enter the present announcement of one source, or None. A given notice counts until it is withdrawn: a later
-        end, or silence of the signal's source, changes nothing."""
+    def announce(self, source: str, announced: AnnouncedEnd | None) -> None:
+        """Enter the present announcement of one source, or None. A notice counts until it is withdrawn: a later end, or
+        silence of the signal's source, changes nothing."""
         known = self._ends.get(source)
-        if said is None or said.withdrawn:
+        if announced is None or announced.withdrawn:
             if known is None or known.withdrawn:
                 return
-            reason = said.why if said is not None else f"the notice was withdrawn: {known.why}"
+            reason = announced.why if announced is not None else f"the notice was withdrawn: {known.why}"
             self._ends[source] = KnownEnd(reason, withdrawn=True)
-        elif said.ends_in_ms is None:
+        elif announced.ends_in_ms is None:
             if known is not None and not known.withdrawn:
                 return
-            self._ends[source] = KnownEnd(said.why)
+            self._ends[source] = KnownEnd(announced.why)
         else:
-            now = self._boot_ms()
-            ends_at = now + said.ends_in_ms
+            ends_at = self._boot_ms() + announced.ends_in_ms
             is_later = known is not None and known.ends_at_ms and ends_at > known.ends_at_ms - EARLIER_MS
             if is_later and source != CONTROL_PLANE:
                 return
             if known is not None and abs(ends_at - known.ends_at_ms) < EARLIER_MS:
                 return
-            exit_at = ends_at - min(MAX_EXIT_MARGIN_MS, said.ends_in_ms // 10)
-            self._ends[source] = KnownEnd(said.why, ends_at, ends_at - stop_margin_ms(said.ends_in_ms), exit_at)
-            log.warning("this machine ends in %.0f s: %s", said.ends_in_ms / 1000, said.why)
+            exit_at = ends_at - min(MAX_EXIT_MARGIN_MS, announced.ends_in_ms // 10)
+            stop_by = ends_at - stop_margin_ms(announced.ends_in_ms)
+            self._ends[source] = KnownEnd(announced.why, ends_at, stop_by, exit_at)
+            log.warning("this machine ends in %.0f s: %s", announced.ends_in_ms / 1000, announced.why)
         self._on_change()
 
     def reported(self) -> AnnouncedEnd | None:
         """End for the control plane: the earliest that it has not announced itself, counted from now."""
-        own = [known_end for source, known_end in self._ends.items() if source != CONTROL_PLANE]
+        own = [end for source, end in self._ends.items() if source != CONTROL_PLANE]
         if not own:
             return None
-        earliest = min(own, key=lambda one: (one.withdrawn, not one.ends_at_ms, one.ends_at_ms))
+        earliest = min(own, key=lambda end: (end.withdrawn, not end.ends_at_ms, end.ends_at_ms))
         if earliest.withdrawn or not earliest.ends_at_ms:
             return AnnouncedEnd(earliest.why, withdrawn=earliest.withdrawn)
         return AnnouncedEnd(earliest.why, min(max(earliest.ends_at_ms - self._boot_ms(), 0), MAX_NOTICE_MS))
 
     async def watch(self, sleep_ms: Callable[[int], Awaitable[None]]) -> None:
-        """Tell and stop attempts in time, for ever."""
+        """Notify and stop attempts in time, without end."""
         while True:
             try:
                 await self.check()
-            except Exception as failure:  # the outermost loop: the next attempt has to be told, too
-                log.warning("telling attempts of the end of this machine failed", exc_info=failure)
+            except Exception as failure:  # the outermost loop: the next attempt needs its notice, too
+                log.warning("notifying attempts of the end of this machine failed", exc_info=failure)
             await sleep_ms(CHECK_MS)
 
     async def check(self) -> None:
@@ -288,23 +288,21 @@ class Ec2Notices:
     def _get(self, path: str) -> MetadataAnswer | None:
         """Answer at the path; None for 404."""
         for _ in range(2):
-            answer = self._client.request("GET", path, {"X-aws-ec2-metadata-token": self._token or self._new_token()})
+            if not self._token:
+                ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
+                answer = self._client.request("PUT", "/latest/api/token", ttl)
+                if answer.status != HTTPStatus.OK or not answer.text.isascii() or not answer.text.isprintable():
+                    raise MetadataFailed(f"PUT /latest/api/token: status {answer.status}")
+                self._token = answer.text
+            answer = self._client.request("GET", path, {"X-aws-ec2-metadata-token": self._token})
             if answer.status != HTTPStatus.UNAUTHORIZED:
                 break
-            self._token = ""  # it has run out
+            self._token = ""  # expired
         if answer.status == HTTPStatus.NOT_FOUND:
             return None
         if answer.status != HTTPStatus.OK:
             raise MetadataFailed(f"GET {path}: status {answer.status}")
         return answer
-
-    def _new_token(self) -> str:
-        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
-        answer = self._client.request("PUT", "/latest/api/token", headers)
-        if answer.status != HTTPStatus.OK or not answer.text.isascii() or not answer.text.isprintable():
-            raise MetadataFailed(f"PUT /latest/api/token: status {answer.status}")
-        self._token = answer.text
-        return self._token
 
 
 class GceNotices:
@@ -323,11 +321,11 @@ class GceNotices:
         self._since.clear()
         return None
 
-    def _ends(self, what: str, why: str, notice_ms: int) -> AnnouncedEnd:
-        """End of the machine, counted from when it was first read."""
-        since = self._since.setdefault(what, self._monotonic())
-        left = notice_ms - round(1000 * (self._monotonic() - since))
-        return AnnouncedEnd(why, min(max(left, 0), MAX_NOTICE_MS))
+    def _ends(self, kind: str, reason: str, notice_ms: int) -> AnnouncedEnd:
+        """End of the machine, counted from the first read of the notice."""
+        since = self._since.setdefault(kind, self._monotonic())
+        left_ms = notice_ms - round(1000 * (self._monotonic() - since))
+        return AnnouncedEnd(reason, min(max(left_ms, 0), MAX_NOTICE_MS))
 
     def _get(self, name: str) -> str:
         path = f"/computeMetadata/v1/instance/{name}"

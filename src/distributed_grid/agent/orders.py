@@ -87,10 +87,10 @@ class Yielding(Protocol):
     def displace(self, attempt_id: str, why: str) -> int:
         """Notify an attempt that has to make room for another; its time in milliseconds."""
 
-    def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
+    def pause_for_node(self, attempt_id: str, fence: int, why: str) -> None:
         """Pause an attempt for its node, for a while; the control plane repeats it as long as the pause is to last."""
 
-    def go_on(self, attempt_id: str) -> None:
+    def resume(self, attempt_id: str) -> None:
         """Resume an attempt that is paused for its node, unless its owner has paused it, too."""
 
 
@@ -177,7 +177,7 @@ class OrderExecutor(Generic[Task]):
         return named
 
     def heartbeat_answered(self, node: str, beat: int) -> None:
-        """The control plane has a heartbeat of this node: what that named may start for as long after it as after the
+        """The control plane has a heartbeat of this node: attempts named in it may start as long after it as after the
         first order."""
         for preparation in self._preparing.values():
             if (
@@ -228,7 +228,7 @@ class OrderExecutor(Generic[Task]):
     async def start(self, order: StartAttemptOrder) -> None:
         lease_id = order.lease_id
         if lease_id in self._preparing or self.has_refused(lease_id):
-            return  # what was refused stays so: the refusal and this order have crossed
+            return  # a refusal is final: it and this order have crossed
         if self._is_stale(lease_id, order.fence):
             log.warning("a start of %s with an old fence was refused", lease_id)
             return
@@ -263,7 +263,7 @@ class OrderExecutor(Generic[Task]):
         return fence < self._fences.get(lease_id, 0)
 
     def is_in_time(self, order: StartAttemptOrder) -> bool:
-        """Whether the order's hold, counted from the heartbeat it names, has not run out; then it is given."""
+        """True if the order's hold, counted from the heartbeat it names, has not run out; then the hold is extended."""
         now = self._boot_ms()
         if order.beat > now or order.beat + order.hold_ms < now + MIN_HOLD_MS:
             return False
@@ -336,9 +336,9 @@ class OrderExecutor(Generic[Task]):
         if self._is_stale(order.lease_id, order.fence) or not self._attempts.is_under_way(order.lease_id):
             return
         if order.paused:
-            self._owner.stand_still(order.lease_id, order.fence, order.detail)
+            self._owner.pause_for_node(order.lease_id, order.fence, order.detail)
         else:
-            self._owner.go_on(order.lease_id)
+            self._owner.resume(order.lease_id)
 
     def resize(self, order: ResizeAttemptOrder) -> None:
         """Enter the growth of its lease; an attempt that does not run needs none."""
@@ -375,7 +375,7 @@ def _is_full(failure: BaseException | None) -> bool:
     return False
 
 
-def _log_failure(what: str, failure: Exception) -> None:
+def _log_failure(problem: str, failure: Exception) -> None:
     """Log an expected failure in one line, any other one with its traceback."""
     is_foreseen = isinstance(failure, GridError | OSError)
-    log.warning("%s: %s", what, failure, exc_info=None if is_foreseen else failure)
+    log.warning("%s: %s", problem, failure, exc_info=None if is_foreseen else failure)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Timing(Struct, frozen=True):
-    """Seconds: how long an answer may take, and how long to wait before the next try."""
+    """Seconds: limits for an answer, and pauses before the next try."""
 
     greeting: float = 15.0
     silence: float = 10.0
@@ -42,7 +42,7 @@ class EndpointUnknown(Exception):
 
 
 Dial = Callable[[], Awaitable[ClientConnection]]
-"""Opens a connection to the control plane; NoWayYet, OSError or a WebSocketException where that does not work."""
+"""Opens a connection to the control plane; raises EndpointUnknown, OSError or a WebSocketException."""
 
 
 class UplinkClient(Protocol):
@@ -95,7 +95,7 @@ class Uplink:
                 refused = True
             except (OSError, WebSocketException, TimeoutError, GridError, EOFError) as failure:
                 log.info("no link to the control plane: %s", str(failure) or type(failure).__name__)
-            except Exception:  # a bug in what one message led to: the next link may well do better
+            except Exception:  # a bug in the handling of one message: the next link may well do better
                 log.exception("the link to the control plane failed")
             if self._is_up:
                 pause = timing.first_pause
@@ -112,7 +112,12 @@ class Uplink:
             await connection.send(wire.encode(part))
         async with asyncio.timeout(self._timing.greeting):
             first = await connection.recv(decode=False)
-        welcome = _welcome(first)
+        welcome = wire.decode_to_agent(first)
+        if isinstance(welcome, wire.RejectAgent):
+            raise ProtocolError(f"refused by the control plane: {welcome.message}")
+        if not isinstance(welcome, wire.Welcome):
+            raise ProtocolError("the control plane did not welcome this agent")
+        wire.check_greeting(first, mine="this agent", theirs="the control plane")
         log.info("linked to a control plane of version %s, epoch %d", welcome.version, welcome.epoch)
         self._outbox.clear()
         self._is_up = True
@@ -138,13 +143,3 @@ class Uplink:
                 self._waiting.clear()
                 while self._outbox:
                     await connection.send(self._outbox.popleft())
-
-
-def _welcome(data: bytes) -> wire.Welcome:
-    message = wire.decode_to_agent(data)
-    if isinstance(message, wire.RejectAgent):
-        raise ProtocolError(f"refused by the control plane: {message.message}")
-    if not isinstance(message, wire.Welcome):
-        raise ProtocolError("the control plane did not welcome this agent")
-    wire.check_greeting(data, mine="this agent", theirs="the control plane")
-    return message

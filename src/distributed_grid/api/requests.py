@@ -38,6 +38,10 @@ Hash = Annotated[str, Meta(pattern=_HASH)]
 OptionalHash = Annotated[str, Meta(pattern=_NO_HASH)]
 Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+MAX_PAGE, MAX_SHORT_PAGE = 10_000, 1_000
+PageSize = Annotated[int, Meta(ge=1, le=MAX_PAGE, description="Rows of a page, at most.")]
+ShortPageSize = Annotated[int, Meta(ge=1, le=MAX_SHORT_PAGE, description="Rows of a page, at most.")]
+Cursor = Annotated[str, Meta(max_length=1024, description="`next` of the page before; none for the first page.")]
 Follow = Annotated[bool, Meta(description="Continue with new entries or output, until the end.")]
 Quantity = Annotated[int, Meta(ge=0, le=2**60)]
 Patterns = Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(max_length=500)]
@@ -134,7 +138,10 @@ class GetStatus(Message, frozen=True):
 
 
 class ListNodes(Message, frozen=True):
-    """Every node."""
+    """A page of the nodes, by name."""
+
+    limit: PageSize = 1_000
+    cursor: Cursor = ""
 
 
 class GetNode(Message, frozen=True):
@@ -144,11 +151,17 @@ class GetNode(Message, frozen=True):
 
 
 class ListOffers(Message, frozen=True):
-    """The offers of all nodes."""
+    """A page of the offers, by node; those of one node are in one page."""
+
+    limit: PageSize = 1_000
+    cursor: Cursor = ""
 
 
 class ListRecommendations(Message, frozen=True):
-    """Work that should move to another node."""
+    """A page of the work that should move to another node, by node."""
+
+    limit: PageSize = 1_000
+    cursor: Cursor = ""
 
 
 class Explain(Message, frozen=True):
@@ -209,7 +222,10 @@ class RequestLease(PlacementOptions, frozen=True, kw_only=True):
 
 
 class ListLeases(Message, frozen=True):
-    """The leases that hold something."""
+    """A page of the leases that hold something, the oldest first."""
+
+    limit: PageSize = 1_000
+    cursor: Cursor = ""
 
 
 class GetLease(Message, frozen=True):
@@ -252,9 +268,11 @@ class RequestBoost(Message, frozen=True, kw_only=True):
 
 
 class ListBoosts(Message, frozen=True):
-    """The boosts that hold something, for one node or for all."""
+    """A page of the boosts that hold something, for one node or for all, the oldest first."""
 
     node: Annotated[NodeName, Meta(description="Only boosts of this target node.")] = ""
+    limit: ShortPageSize = 1_000
+    cursor: Cursor = ""
 
 
 class GetBoost(Message, frozen=True):
@@ -363,16 +381,23 @@ def _command_problem(argv: tuple[str, ...], env: dict[str, str], given: tuple[st
 
 
 class ListJobs(Message, frozen=True):
-    """The living jobs, and those that ended last."""
+    """A page of the jobs: first those that have not ended, the newest first, then the others, the last ended first.
+
+    The rows of a page stand in the opposite order, the newest job last. `all` changes nothing any more.
+    """
 
     all: bool = False
-    limit: Annotated[int, Meta(ge=1, le=10_000, description="Number of ended jobs, the newest ones.")] = 20
+    limit: PageSize = 200
     user: Annotated[Name, Meta(description="Only jobs of this user.")] | None = None
     state: Literal["queued", "assigned", "running", "paused", "stopping", "ended"] | None = None
+    cursor: Cursor = ""
 
 
 class ListLiveJobs(Message, frozen=True):
-    """The uids of all jobs of the caller that have not ended, the oldest first."""
+    """A page of the uids of the caller's jobs that have not ended, the oldest first."""
+
+    limit: PageSize = MAX_PAGE
+    cursor: Cursor = ""
 
 
 class GetJob(Message, frozen=True):
@@ -507,9 +532,10 @@ class SubmitTask(Message, frozen=True, kw_only=True):
 
 
 class ListTasks(Message, frozen=True):
-    """The waiting tasks, the oldest first."""
+    """A page of the waiting tasks, the oldest first."""
 
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 1000
+    limit: ShortPageSize = 1_000
+    cursor: Cursor = ""
 
 
 class TakeTask(Message, frozen=True):
@@ -686,10 +712,12 @@ class CreateWorkers(Message, frozen=True, kw_only=True):
 
 
 class ListWorkers(Message, frozen=True):
-    """The workers that are not proven gone, and with `all` also the others."""
+    """A page of the workers that are not proven gone, and with `all` then of the others, the last gone first."""
 
     all: bool = False
     provider: Name = ""
+    limit: ShortPageSize = 200
+    cursor: Cursor = ""
 
 
 class GetWorker(Message, frozen=True):
@@ -758,9 +786,11 @@ class ExecuteOffload(Message, frozen=True, kw_only=True):
 
 
 class ListMoves(Message, frozen=True):
-    """The active moves, and with `all` also the newest ended ones."""
+    """A page of the active moves, and with `all` then of the others, the last ended first."""
 
-    all: Annotated[bool, Meta(description="Also the newest moves that have ended.")] = False
+    all: Annotated[bool, Meta(description="Also the moves that have ended.")] = False
+    limit: ShortPageSize = 200
+    cursor: Cursor = ""
 
 
 class GetMove(Message, frozen=True):

@@ -27,7 +27,7 @@ from distributed_grid.client.memory.pool import MemoryPool, check_name
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused
 
 if TYPE_CHECKING:
-    from distributed_grid.control.view_types import BlockRow
+    from distributed_grid.api.answers.memory import BlockRow
 
 BUFFER_BYTES = 8 << 20
 
@@ -57,10 +57,10 @@ def store_file(directory: BlockDirectoryClient, key: str, path: str, *, node: st
 def retrieve_file(directory: BlockDirectoryClient, name: str, path: str) -> tuple[BlockRow, int]:
     """Write a block to a file, which is replaced when all of it is there; the block, and how many bytes it had."""
     with _cleanup_on_signals(), MemoryPool(directory) as pool:
-        found = find_by_name_or_id(pool, name)
+        block = find_by_name_or_id(pool, name)
         with _target(path) as file:
-            _copy(pool, found, file, name)
-    return found, length_of(found)
+            _copy(pool, block, file, name)
+    return block, length_of(block)
 
 
 def retrieve_to_stdout(directory: BlockDirectoryClient, name: str) -> None:
@@ -86,18 +86,18 @@ def find_by_name_or_id(pool: MemoryPool, name: str) -> BlockRow:
     """The block with this name; else with this id, or a unique prefix of it."""
     require_utf8(check_name(name))
     try:
-        return pool.find(name=name)
+        return pool.look_up(name=name)
     except NotFound:
-        return pool.find(name)
+        return pool.look_up(name)
 
 
-def _copy(pool: MemoryPool, found: BlockRow, file: IO[bytes], name: str) -> None:
-    size, buffer = length_of(found), memoryview(bytearray(min(BUFFER_BYTES, length_of(found))))
+def _copy(pool: MemoryPool, block: BlockRow, file: IO[bytes], name: str) -> None:
+    size, buffer = length_of(block), memoryview(bytearray(min(BUFFER_BYTES, length_of(block))))
     with ProgressBar(f"retrieving {name}", size) as bar:
         for offset in range(0, size, BUFFER_BYTES):
             piece = buffer[: min(BUFFER_BYTES, size - offset)]
             try:
-                pool.read_into(found["block_id"], piece, offset)
+                pool.read_into(block.block_id, piece, offset)
             except NotFound:
                 raise Refused(f"{name} was freed or replaced while it was read; try again") from None
             with _file_errors("write", getattr(file, "name", "")):

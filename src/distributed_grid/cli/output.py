@@ -22,7 +22,9 @@ from distributed_grid.number_text import GIB, counted, plain_number, size_text
 
 if TYPE_CHECKING:
     from distributed_grid.api.answers.cluster import ClusterNodeRow
-    from distributed_grid.api.answers.nodes import NodeRow
+    from distributed_grid.api.answers.explanation import PlacementRow
+    from distributed_grid.api.answers.jobs import JobRow, OutcomeRow, SizingRow
+    from distributed_grid.api.answers.nodes import NodeRow, UnusedBorrowing
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 MIN_SHOWN_CHARS = 8  # so many characters of an id are shown at least, besides those that say only what it is
@@ -142,23 +144,23 @@ def format_amount(kind: str, value: float) -> str:
     return f"{plain_number(value)} {kind}"
 
 
-def format_sizing(sizing: dict[str, Any]) -> str:
+def format_sizing(sizing: SizingRow) -> str:
     """Which memory limit the grid gave a job, and why."""
-    runs = f"{sizing['samples']} earlier run{'' if sizing['samples'] == 1 else 's'}"
-    how = f"{sizing['tier']}, confidence {sizing['confidence']:.2f}"
-    again = f"; {sizing['overruns']} of its runs went over" if sizing["overruns"] else ""
-    learned = sizing["reduced_from_gb"]
+    runs = f"{sizing.samples} earlier run{'' if sizing.samples == 1 else 's'}"
+    how = f"{sizing.tier}, confidence {sizing.confidence:.2f}"
+    again = f"; {sizing.overruns} of its runs went over" if sizing.overruns else ""
+    learned = sizing.reduced_from_gb
     less = f"; {format_amount('memory', learned)} were not free within a minute" if learned is not None else ""
-    grows = "; it grows with the job" if sizing["may_outgrow"] else ""
-    size = format_amount("memory", sizing["memory_gb"])
+    grows = "; it grows with the job" if sizing.may_outgrow else ""
+    size = format_amount("memory", sizing.memory_gb)
     return f"sized by the grid: {size} from {runs} ({how}){less}{grows}{again}"
 
 
-def format_unused_borrowing(row: dict[str, Any]) -> str:
+def format_unused_borrowing(row: UnusedBorrowing) -> str:
     """A resource that an automatic lease held for a node until it went back unused."""
-    kind, amount = row["resource_type"], row["amount"]
+    kind, amount = row.resource_type, row.amount
     size = size_text(round(amount * GIB)) if kind == "memory" else format_amount(kind, amount)
-    unused = format_span(row["unused_seconds"])
+    unused = format_span(row.unused_seconds)
     return f"borrowed {size}, unused for {unused}, given back; asked again when work waits"
 
 
@@ -215,28 +217,28 @@ def write_output(kind: bytes, chunk: bytes) -> None:
     stream.flush()
 
 
-def follow_command(job: dict[str, Any]) -> str:
-    return f"grid jobs logs {'' if job['state'] == 'ended' else '-f '}{job['job_id']}"
+def follow_command(job: JobRow) -> str:
+    return f"grid jobs logs {'' if job.state == 'ended' else '-f '}{job.job_id}"
 
 
-def detached_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
+def detached_lines(jobs: Sequence[JobRow]) -> list[str]:
     """Running jobs whose followers have ended, and the commands to follow them again."""
-    left = [job for job in jobs if job.get("detached_at") and job["state"] != "ended"]
+    left = [job for job in jobs if job.detached_at and job.state != "ended"]
     lines = [
-        f"{job['job_id']} was detached at {format_time(job['detached_at'])}: {follow_command(job)}"
+        f"{job.job_id} was detached at {format_time(job.detached_at)}: {follow_command(job)}"
         for job in left[-MAX_DETACHED_SHOWN:]
     ]
     return [*map(printable, lines), *([f"and {len(left) - len(lines)} more"] if len(left) > len(lines) else [])]
 
 
-def format_outcome(job: dict[str, Any]) -> str:
-    if job["outcome"] is None:
+def format_outcome(end: OutcomeRow | PlacementRow) -> str:
+    if end.outcome is None:
         return "-"
-    if job["outcome"] == "exited":
-        return f"exit {job['exit_code']}"
-    if job["outcome"] == "signalled":
-        return f"signal {job['signal']}"
-    return str(job["outcome"]).replace("_", " ")
+    if end.outcome == "exited":
+        return f"exit {end.exit_code}"
+    if end.outcome == "signalled":
+        return f"signal {end.signal}"
+    return str(end.outcome).replace("_", " ")
 
 
 DRAW_SECONDS = 0.2

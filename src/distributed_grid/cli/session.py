@@ -65,17 +65,13 @@ class CliSession:
             on_welcome=self._note_new_config,
         )
 
-    def call(self, op: str, **arguments: Any) -> JsonObject:
-        """One request to the control plane, on a connection of its own."""
-        return self.ask.call(op, **arguments)
-
     @cached_property
     def ask(self) -> Operations:
         """Requests of a command, each on a connection of its own."""
         return _SingleRequests(lambda op: self.client(any_config=keeps_config(op)))
 
     @cached_property
-    def query(self) -> _SingleRequests:
+    def query(self) -> Operations:
         """Requests of a command that only shows something, each on a connection of its own."""
         return _SingleRequests(lambda op: self.client(query_only=True))
 
@@ -161,9 +157,6 @@ class CliSession:
 
 class _SingleRequests(Operations):
     """Requests that each have a connection of their own."""
-
-    def __call__(self, op: str, **arguments: Any) -> JsonObject:
-        return self.call(op, **arguments)
 
     def __init__(self, connect: Callable[[str], Client]) -> None:
         self._connect = connect

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from distributed_grid.cli.commands.run import JobFollower, current_directory, detach_job, parse_variables
 from distributed_grid.cli.local_start import exec_here, is_advised_elsewhere, reason_to_stay
@@ -25,6 +25,10 @@ from distributed_grid.client.job_payload import (
     upload_workdir,
 )
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut, Unreachable
+
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.jobs import JobRow
+    from distributed_grid.client.operations import SubmitJobFields
 
 CERTAINTY_SECONDS = 10.0  # how long to find out what became of a submission that was not answered
 RETRY_SECONDS = 0.2
@@ -53,10 +57,10 @@ def _advised_node(session: CliSession, command: list[str]) -> str:
         return ""
     try:
         with session.running_client() as client:
-            advice = client.call("advise_command", argv=command, origin=caller_node())
+            advice = client.advise_command(argv=command, origin=caller_node())
     except GridError:
         return ""
-    return str(advice["target_node"] or "") if advice["elsewhere"] else ""
+    return advice.target_node or "" if advice.elsewhere else ""
 
 
 class WrappedRun:
@@ -98,16 +102,16 @@ class WrappedRun:
                     code = self._follow(job)
                     if code is not None:
                         with self._hangup.may_leave():
-                            show_delivery(self._session, job["uid"], quiet=True)
+                            show_delivery(self._session, job.uid, quiet=True)
                     return code
                 except (HungUp, OutputFailed) as loss:
                     return detach_job(self._session, job, loss, fetches=True)
             except KeyboardInterrupt:
                 with contextlib.suppress(GridError), self._session.running_client() as client:
-                    client.call("cancel_job", job_id=self._request_id)
+                    client.cancel_job(job_id=self._request_id)
                 return 130
 
-    def _prepare(self, client: Client, node: str) -> dict[str, Any] | None:
+    def _prepare(self, client: Client, node: str) -> SubmitJobFields | None:
         """The submission, with the working directory uploaded; None where it cannot be shipped."""
         try:
             env = caller_environment(self._variables)
@@ -126,7 +130,7 @@ class WrappedRun:
             return None
         for note in upload.notes:
             echo(f"grid: {printable(note)}", err=True)
-        return {
+        fields = {
             "request_id": self._request_id,
             "argv": self._command,
             "env": env,
@@ -138,16 +142,15 @@ class WrappedRun:
             "origin": caller_node(),
             **fetch_fields({"fetch": self._patterns, "overwrite": self._overwrite}, cwd),
         }
+        return cast("SubmitJobFields", fields)
 
-    def _submit(self, client: Client, fields: dict[str, Any]) -> dict[str, Any] | None:
+    def _submit(self, client: Client, fields: SubmitJobFields) -> JobRow | None:
         """The job; None if the grid refuses or does not know it.
 
         Raises Unreachable if neither submission nor query is answered in time: the job may run there.
         """
-        job: dict[str, Any]
         try:
-            job = client.call("submit_job", **fields)["job"]
-            return job
+            return client.submit_job(**fields).job
         except (Refused, BadInput, TimedOut) as refusal:
             _say_it_starts_here(str(refusal))
             return None
@@ -157,8 +160,7 @@ class WrappedRun:
         while True:
             try:
                 with self._session.running_client() as next_client:
-                    job = next_client.call("get_job", job_id=self._request_id)["job"]
-                    return job
+                    return next_client.get_job(job_id=self._request_id).job
             except NotFound:
                 return None
             except GridError:
@@ -169,9 +171,9 @@ class WrappedRun:
                     ) from None
                 time.sleep(RETRY_SECONDS)
 
-    def _follow(self, job: dict[str, Any]) -> int | None:
+    def _follow(self, job: JobRow) -> int | None:
         """Show its output until its end; its exit code, or None where no process of it has existed."""
-        follower = JobFollower(self._session, job["uid"], self._hangup)
+        follower = JobFollower(self._session, job.uid, self._hangup)
         try:
             code = follower.run()
         except OutputFailed:
@@ -187,13 +189,9 @@ class WrappedRun:
         return None
 
 
-def _is_nothing_ran(job: dict[str, Any] | None) -> bool:
+def _is_nothing_ran(job: JobRow | None) -> bool:
     """True if a job has ended without ever having a process."""
-    return (
-        job is not None
-        and job["outcome"] in NOTHING_RAN
-        and not any(attempt["started_at"] for attempt in job["attempts"])
-    )
+    return job is not None and job.outcome in NOTHING_RAN and not any(attempt.started_at for attempt in job.attempts)
 
 
 def _say_it_starts_here(why: str) -> None:

@@ -57,8 +57,14 @@ class JsonObject(dict[str, Any]):
             return self.get(name.rstrip("_"))
 
 
-def present(value: T | UnsetType) -> T | None:
+def present(value: T | UnsetType | None) -> T | None:
     """The value of a field that an answer may lack, or None: the clients' answers have None there anyway."""
+    return value  # type: ignore[return-value]
+
+
+def required(value: T | UnsetType | None) -> T:
+    """The value of a field that this answer always has."""
+    assert value is not None
     return value  # type: ignore[return-value]
 
 

@@ -165,6 +165,20 @@ def content_store_dir(state_dir: StateDir) -> Path:
     return state_dir.host_dir / "content"
 
 
+class FetchTotals(NamedTuple):
+    """The files of a job in a person's directory."""
+
+    files: int
+    bytes: int
+    in_place: bool
+    unchanged: int
+    skipped: Sequence[str]
+    paths: Sequence[str] = ()
+    beside: Mapping[str, str] = {}  # edited files that stay, and the names of the job's versions beside them
+    protected: Sequence[str] = ()
+    executable: Sequence[str] = ()
+
+
 class FileDownload:
     """Writes the frames of `fetch_files` into a person's directory, by the rule of `trees/file_return`."""
 
@@ -197,7 +211,7 @@ class FileDownload:
         self._root = -1
         self._is_open = False
 
-    def receive(self, kind: bytes, part: bytes | dict[str, Any]) -> dict[str, Any] | None:
+    def receive(self, kind: bytes, part: bytes | dict[str, Any]) -> FetchTotals | None:
         """Write one frame; returns the totals with the last."""
         with self._translate_errors():
             if kind != JSON:
@@ -247,22 +261,22 @@ class FileDownload:
             raise ProtocolError("a file came before the job that it is of")
         return self._directory
 
-    def _totals(self, done: dict[str, Any]) -> dict[str, Any]:
+    def _totals(self, done: dict[str, Any]) -> FetchTotals:
+        totals = FetchTotals(done["files"], done["bytes"], done["in_place"], done["unchanged"], done["skipped"])
         if self._directory is None:
-            return {**done, "paths": [], "beside": {}, "protected": [], "executable": []}
+            return totals
         self._directory.flush()
         report = self._directory.report
         self._digests.record(report.written)
-        return {
-            **done,
-            "files": len(report.written),
-            "bytes": report.bytes,
-            "paths": list(report.written),
-            "beside": report.beside,
-            "protected": report.protected,
-            "executable": report.executable,
-            "unchanged": done["unchanged"] + report.unchanged,
-        }
+        return totals._replace(
+            files=len(report.written),
+            bytes=report.bytes,
+            paths=list(report.written),
+            beside=report.beside,
+            protected=report.protected,
+            executable=report.executable,
+            unchanged=totals.unchanged + report.unchanged,
+        )
 
 
 def fetched_digests_dir(state_dir: StateDir) -> Path:

@@ -1,1 +1,1 @@
-"""The single writer of the ledger, its end of every agent, and the views of its rows."""
+"""The single writer of the ledger, the reconciler of effects, and the control plane's end of every agent."""

@@ -312,7 +312,7 @@ class RemoteFiles:
         agent, stream, answers = self._streams.open(node)
         parts: list[bytes] = []
         start, size, credit = -1, 0, min(most, STREAM_CREDIT_BYTES)
-        agent.send(ReadFile(stream, lease_id, name, offset, credit, from_end))
+        agent.send(ReadFile(stream, lease_id, name=name, offset=offset, credit=credit, from_end=from_end))
         try:
             while True:
                 answer = await self._streams.next_part(answers, node)

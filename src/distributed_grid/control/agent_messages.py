@@ -55,22 +55,20 @@ Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
 def heartbeat_reply(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatReply:
     """Answer to a heartbeat: the hold of the node's attempts, its resources lent through Ray, and the announced end of
     its machine."""
-    hold_ms, seen = _hold_of(ledger, message.node), ledger.observations.get(message.node)
-    wanted = seen is not None and seen.report_wanted
-    end = announced_end(ledger, message.node, now)
-    confirmed = seen is not None and seen.clock_confirmed
-    if not ledger.bindings:
-        return HeartbeatReply(
-            message.beat, hold_ms, node=message.node, report_capacity=wanted, end=end, clock_confirmed=confirmed
-        )
-    book = NodeClaims(
-        lease.claim
-        for lease in ledger.leases_of(message.node)
-        if lease.engine and not lease.job and lease.claim is not None
+    seen = ledger.observations.get(message.node)
+    leases = ledger.leases_of(message.node) if ledger.bindings else ()
+    lent = NodeClaims(lease.claim for lease in leases if lease.engine and not lease.job and lease.claim is not None)
+    return HeartbeatReply(
+        message.beat,
+        _hold_of(ledger, message.node),
+        ray_cpu_milli=lent.cpu_milli,
+        ray_memory_bytes=lent.memory_bytes,
+        ray_gpu_milli=sum(lent.gpu_milli.values()),
+        node=message.node,
+        report_capacity=seen is not None and seen.report_wanted,
+        end=announced_end(ledger, message.node, now),
+        clock_confirmed=seen is not None and seen.clock_confirmed,
     )
-    gpu_milli = sum(book.gpu_milli.values())
-    lent = (book.cpu_milli, book.memory_bytes, gpu_milli)
-    return HeartbeatReply(message.beat, hold_ms, *lent, message.node, wanted, end, confirmed)
 
 
 def announced_end(ledger: Ledger, node: str, now: int) -> AnnouncedEnd | None:
@@ -100,10 +98,10 @@ def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToA
         return StartAttemptOrder(
             effect.node,
             attempt.lease_id,
-            attempt.fence,
-            effect.job.id,
-            replace(effect.job.command, payload=""),  # only pull workers read it
-            claim,
+            fence=attempt.fence,
+            job_id=effect.job.id,
+            command=replace(effect.job.command, payload=""),  # only pull workers read it
+            claim=claim,
             hold_ms=_hold_of(ledger, effect.node),
             beat=seen.beat if seen is not None else 0,
             generation=effect.lease.generation,
@@ -134,16 +132,34 @@ def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...
     uid, _, number = message.lease_id.rpartition(".")
     attempt = int(number) if number.isdecimal() and len(number) < MAX_NUMBER_DIGITS else 0
     if isinstance(message, AttemptStartedReport):
-        return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes, message.pid_start)
+        return AttemptStarted(
+            uid,
+            attempt,
+            fence=message.fence,
+            pid=message.pid,
+            cores=message.cores,
+            nodes=nodes,
+            pid_start=message.pid_start,
+        )
     if isinstance(message, AttemptPausedReport):
-        return AttemptPaused(uid, attempt, message.fence, message.paused, message.detail, nodes)
+        return AttemptPaused(
+            uid, attempt, fence=message.fence, paused=message.paused, detail=message.detail, nodes=nodes
+        )
     if isinstance(message, CheckpointAge):
         return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)
     if isinstance(message, HeldMemory):
         return AttemptOutgrown(uid, attempt, message.fence, message.memory_bytes, nodes)
-    started = (message.pid, message.cores, message.mark_age_ms, message.pid_start)
     return AttemptEnded(
-        uid, attempt, message.fence, message.outcome, nodes, *started, has_checkpoint=message.has_checkpoint
+        uid,
+        attempt,
+        fence=message.fence,
+        outcome=message.outcome,
+        nodes=nodes,
+        pid=message.pid,
+        cores=message.cores,
+        mark_age_ms=message.mark_age_ms,
+        pid_start=message.pid_start,
+        has_checkpoint=message.has_checkpoint,
     )
 
 

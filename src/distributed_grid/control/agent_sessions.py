@@ -230,9 +230,8 @@ class AgentSessions:
         registry: NodeRegistry,
         agents: dict[str, AgentSide],
         memory: LentMemoryOrders | None = None,
-        on_move_report: Callable[[MoveReport], None] | None = None,
     ) -> None:
-        self._on_move_report = on_move_report
+        self.on_move_report: Callable[[MoveReport], None] | None = None
         self._grid = grid
         self._registry = registry
         self._agents = agents
@@ -329,8 +328,8 @@ class AgentSessions:
             except GridError as refusal:
                 log.warning("a report of %s about %s was refused: %s", ", ".join(via.nodes), message.move_id, refusal)
             via.send(AcknowledgeReport(message.seq))
-            if self._on_move_report is not None:
-                self._on_move_report(message)
+            if self.on_move_report is not None:
+                self.on_move_report(message)
         else:
             # Reports are taken in together, in the agent's order: a short attempt has ended in the ledger before its
             # start is compared with it.
@@ -502,8 +501,16 @@ class AgentSessions:
     def _make_welcome(self, node: Node, epoch: int, via: AgentSide) -> Welcome:
         # the owner of its machine is the same for all its nodes
         rules = next(filter(None, map(self._registry.owner_rules, via.nodes)), None)
-        limits = (self._registry.max_output_bytes, self._registry.max_files_bytes)
-        return Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules, *limits)
+        return Welcome(
+            PROTOCOL,
+            __version__,
+            epoch=epoch,
+            hold_ms=node.hold_ms,
+            heartbeat_ms=HEARTBEAT_MS,
+            owner=rules,
+            max_output_bytes=self._registry.max_output_bytes,
+            max_files_bytes=self._registry.max_files_bytes,
+        )
 
     def send_owner_rules(self) -> None:
         """Send every connected agent its current rules; known ones change nothing."""

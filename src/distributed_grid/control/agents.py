@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from distributed_grid.control.agent_files import AgentQuestions, ContentSender, RemoteFiles
 from distributed_grid.control.agent_sessions import (
@@ -21,7 +21,6 @@ from distributed_grid.control.agent_sessions import (
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.errors import GridError
-from distributed_grid.reactor.effects import AttemptEffect
 from distributed_grid.supervision import start_logged
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
@@ -38,7 +37,6 @@ from distributed_grid.wire import (
     MemoryQuery,
     MemoryReply,
     MemoryReport,
-    MoveOrder,
     MoveReport,
     ProcessListing,
     pages,
@@ -53,47 +51,44 @@ AnswerProgram = Callable[[str, bytes], Awaitable[bytes]]
 class AgentGateway:
     """The connected agents, and all messages from and to them."""
 
-    def __init__(self, content: ContentSender | None = None) -> None:
+    def __init__(
+        self, grid: Grid, registry: NodeRegistry | None = None, *, content: ContentSender | None = None
+    ) -> None:
+        registry = registry or NodeRegistry()
         self._agents: dict[str, AgentSide] = {}
-        self._sessions: AgentSessions | None = None
+        self._is_running = False
         self._inboxes: dict[AgentSide, AgentInbox] = {}
         self._intakes: dict[AgentSide, asyncio.Task[None]] = {}
         self._greeting: set[AgentSide] = set()
         self._content = content or ContentSender(None)
         self.files = RemoteFiles(self._agents)
         self.questions = AgentQuestions(self._agents)
-        self.memory = MemoryGateway(self._agents)
+        self.memory = MemoryGateway(grid, self._agents, registry.memory_certificate, registry.max_connections_per_peer)
+        self.sessions = AgentSessions(grid, registry, self._agents, self.memory)
         self._questions: dict[AgentSide, set[asyncio.Task[None]]] = {}
         self._rejections: dict[tuple[str, ...], asyncio.Task[None]] = {}
         self._answer_program: AnswerProgram | None = None
 
     def start(
         self,
-        grid: Grid,
-        registry: NodeRegistry | None = None,
         *,
         answer_program: AnswerProgram | None = None,
         on_move_report: Callable[[MoveReport], None] | None = None,
     ) -> None:
         """Begin to take in messages; without `answer_program` the questions of programs are refused. `on_move_report`
         is called with every report about a move, once it is durable."""
-        registry = registry or NodeRegistry()
+        self._is_running = True
         self._answer_program = answer_program
-        self._sessions = AgentSessions(grid, registry, self._agents, self.memory, on_move_report)
-        self.memory.start(grid, registry.memory_certificate, registry.max_connections_per_peer)
+        self.sessions.on_move_report = on_move_report
 
     async def stop(self) -> None:
         """Stop taking reports in; the agents keep what was not acknowledged. Safe to call twice."""
-        self._sessions = None
+        self._is_running = False
         questions = (task for asked in self._questions.values() for task in asked)
         tasks = [*self._intakes.values(), *questions, *self._rejections.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def versions_on(self, node: str) -> tuple[str, str]:
-        """Versions of the package and of Python on a node, as its last agent reported; empty without a report."""
-        return self._sessions.versions.get(node, ("", "")) if self._sessions is not None else ("", "")
 
     def is_connected(self, node: str) -> bool:
         return node in self._agents
@@ -115,10 +110,10 @@ class AgentGateway:
             task.add_done_callback(lambda done: self._answered(done, via))
         elif isinstance(message, FetchContent | FetchCredit):
             self._content.received(message, via)
-        elif self._sessions is not None:
+        elif self._is_running:
             if isinstance(message, AgentHello | Heartbeat):
                 try:
-                    self._sessions.answer(message, via)
+                    self.sessions.answer(message, via)
                 except Exception:  # a bug here must not break the connection
                     log.exception("a message of %s could not be answered", ", ".join(via.nodes))
             inbox = self._inboxes.setdefault(via, AgentInbox())
@@ -148,15 +143,14 @@ class AgentGateway:
 
     def rejected(self, why: str, via: AgentSide) -> None:
         """Record why an agent that broke the protocol is disconnected."""
-        if self._sessions is not None and via.nodes not in self._rejections:
-            recording = self._sessions.record_rejection(why, via)
+        if self._is_running and via.nodes not in self._rejections:
+            recording = self.sessions.record_rejection(why, via)
             task = self._rejections[via.nodes] = start_logged(recording, f"the rejection of {via.nodes}")
             task.add_done_callback(lambda done: self._rejections.pop(via.nodes, None))
 
     def gone(self, via: AgentSide) -> None:
         """An agent's connection has ended; its node is doubted if it stays silent."""
-        if self._sessions is not None:
-            self._sessions.gone(via)
+        self.sessions.gone(via)
         if via in self._greeting:  # messages before the next greeting must not count after it
             self._intakes[via].cancel()
         self.files.gone(via)
@@ -168,21 +162,6 @@ class AgentGateway:
         """Return when all received messages have been taken in."""
         while self._intakes:
             await asyncio.wait([*self._intakes.values()])
-
-    def send_owner_rules(self) -> None:
-        """Send the agents changed owner rules."""
-        if self._sessions is not None:
-            self._sessions.send_owner_rules()
-
-    def perform(self, effect: AttemptEffect) -> None:
-        """Send the order of an effect to its agent; nothing before the start."""
-        if self._sessions is not None:
-            self._sessions.perform(effect)
-
-    def order_moves(self, orders: Iterable[MoveOrder]) -> None:
-        """Send orders about moves; nothing before the start."""
-        if self._sessions is not None:
-            self._sessions.order_moves(orders)
 
     async def _process_inbox(self, inbox: AgentInbox, via: AgentSide) -> None:
         """Process reports in order; one that could not be made durable is tried again, not dropped."""
@@ -200,10 +179,9 @@ class AgentGateway:
             via.close("its messages could not be stored in time: it is to send them again")
 
     async def _process(self, message: FromAgent, via: AgentSide) -> None:
-        assert self._sessions is not None
         try:
             if isinstance(message, SessionMessage):
-                await self._sessions.received(message, via)
+                await self.sessions.received(message, via)
             elif isinstance(message, MemoryReport):
                 await self.memory.received(message, via)
         except GridError as failure:

@@ -35,6 +35,7 @@ from distributed_grid.supervision import start_essential
 SLICE_SECONDS = 0.004
 CHUNK_ROWS = 256
 T = TypeVar("T")
+V = TypeVar("V")
 K = TypeVar("K")
 TICK_SECONDS = 1.0
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 2.0
@@ -75,15 +76,22 @@ class LoopSlices:
 
     async def select(self, rows: Sequence[T], fits: Callable[[T], bool]) -> list[T]:
         """The rows that fit."""
-        found: list[T] = []
+        return await self._collect(rows, lambda chunk: filter(fits, chunk))
+
+    async def convert(self, rows: Sequence[T], value_of: Callable[[T], V]) -> list[V]:
+        """A value for each row."""
+        return await self._collect(rows, lambda chunk: map(value_of, chunk))
+
+    async def _collect(self, rows: Sequence[T], values: Callable[[Sequence[T]], Iterable[V]]) -> list[V]:
+        collected: list[V] = []
         position = 0
         while position < len(rows):
             async with self.next() as is_over:
                 while position < len(rows) and not is_over():
                     chunk = rows[position : position + CHUNK_ROWS]
-                    found += filter(fits, chunk)
+                    collected += values(chunk)
                     position += len(chunk)
-        return found
+        return collected
 
 
 def event_key(*, type_: str = "", subject: str = "") -> str:

@@ -61,33 +61,23 @@ class IssueCertificate(Protocol):
         """A certificate for the memory server of a node and its key, as PEM; empty where the network is trusted."""
 
 
-class GridOwner(LedgerOwner, Protocol):
-    """The owner of the ledger, with the grid's time."""
-
-    def now_ms(self) -> int: ...
-
-
 class MemoryGateway:
     """Sends orders for memory effects to the connected agents, and handles their reports."""
 
-    def __init__(self, agents: Mapping[str, AgentSide]) -> None:
-        self._agents = agents
-        self._grid: GridOwner | None = None
-        self._issue_certificate: IssueCertificate = lambda node: (b"", b"")
-        self._max_connections_per_peer = MAX_CONNECTIONS_PER_PEER
-        self._local: AgentSide | None = None
-        self._unwanted: dict[str, dict[str, None]] = {}  # by node, copies that no block has
-        self._listing: dict[tuple[AgentSide, str], MemoryServedReport] = {}
-
-    def start(
+    def __init__(
         self,
-        grid: GridOwner,
-        issue_certificate: IssueCertificate | None = None,
+        grid: LedgerOwner,
+        agents: Mapping[str, AgentSide],
+        issue_certificate: IssueCertificate = lambda node: (b"", b""),
         max_connections_per_peer: int = MAX_CONNECTIONS_PER_PEER,
     ) -> None:
         self._grid = grid
-        self._issue_certificate = issue_certificate or self._issue_certificate
+        self._agents = agents
+        self._issue_certificate = issue_certificate
         self._max_connections_per_peer = max_connections_per_peer
+        self._local: AgentSide | None = None
+        self._unwanted: dict[str, dict[str, None]] = {}  # by node, copies that no block has
+        self._listing: dict[tuple[AgentSide, str], MemoryServedReport] = {}
 
     def attach_local(self, agent: AgentSide) -> None:
         """Attach the agent of the control plane's own machine: it serves the node without a name, too."""
@@ -105,13 +95,11 @@ class MemoryGateway:
 
     def catch_up(self, node: str) -> None:
         """Send again all pending orders to a node that has just (re)appeared."""
-        assert self._grid is not None
         for effect in memory_effects(self._grid.ledger, node=node):
             self.perform(effect)
 
     def resend(self, node: str) -> None:
         """Send the orders again that a node has not reported done, and to free copies that no block has."""
-        assert self._grid is not None
         agent = self._agent(node)
         for name in (node, "") if agent is self._local else (node,):
             for effect in overdue_memory(self._grid.ledger, name):
@@ -122,7 +110,6 @@ class MemoryGateway:
 
     async def unknown(self, node: str) -> None:
         """Forget the address of a new agent's memory server until it reports it."""
-        assert self._grid is not None
         if node in self._grid.ledger.memory_servers:
             await self._grid.handle_with_retry(events.MemoryServed(MemoryServerRow(node, gone=True)))
 
@@ -133,7 +120,6 @@ class MemoryGateway:
 
     async def received(self, message: MemoryReport, via: AgentSide) -> None:
         """Handle a report; a repeated one changes nothing. One in pages counts when the last is there."""
-        assert self._grid is not None
         nodes = (*via.nodes, "") if via is self._local else via.nodes
         if not isinstance(message, CopyMadeReport | CopiesFreedReport) and message.node not in nodes:
             return
@@ -185,7 +171,6 @@ class MemoryGateway:
         return self._agents.get(node) or (self._local if not node else None)
 
     def _order_for(self, effect: ServeMemory | MakeCopy) -> MemoryOrder:
-        assert self._grid is not None
         ledger = self._grid.ledger
         if isinstance(effect, ServeMemory):
             certificate, key = self._issue_certificate(effect.node)
@@ -205,7 +190,15 @@ def event_of(
     """The event of a report of an agent that serves these nodes."""
     if isinstance(message, MemoryServedReport):
         at = message.endpoint
-        lender = MemoryServerRow(message.node, at.host, at.port, at.fingerprint, at.path, at.incarnation, message.key)
+        lender = MemoryServerRow(
+            message.node,
+            at.host,
+            port=at.port,
+            fingerprint=at.fingerprint,
+            path=at.path,
+            incarnation=at.incarnation,
+            key_bytes=message.key,
+        )
         return events.MemoryServed(lender, message.on_disk)
     if isinstance(message, MemoryFailedReport):
         return events.MemoryServed(MemoryServerRow(message.node, gone=True), problem=message.problem)

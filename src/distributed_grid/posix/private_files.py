@@ -90,7 +90,7 @@ def replace_file(name: str, content: bytes, dir_fd: int, *, durable: bool = Fals
     aside = f".{name}.{os.getpid()}"
     try:
         fd = os.open(aside, _NEW, 0o600, dir_fd=dir_fd)
-    except FileExistsError:  # of a process that died, or somebody else's
+    except FileExistsError:  # left by a process that died, or by another program
         _set_aside(aside, dir_fd)
         fd = os.open(aside, _NEW, 0o600, dir_fd=dir_fd)
     try:
@@ -134,7 +134,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def read_all(fd: int, max_bytes: int = sys.maxsize) -> bytes:
-    """All that can be read from `fd`, or about so much of it."""
+    """The rest of the file `fd`, or about `max_bytes` of it."""
     parts = []
     size = 0
     while size < max_bytes and (part := os.read(fd, 65536)):
@@ -155,8 +155,8 @@ def try_lock(fd: int, *, exclusive: bool = True) -> bool:
 def distrust_of(path: str) -> str | None:
     """Reason why a default file must not be used, or None: others could have written it.
 
-    File and folder must belong to the caller or to root and be writable by nobody else; where they are reached by a
-    symbolic link, that must, too. The caller's private group, with nobody else in it, is nobody else.
+    File and folder must belong to the caller or to root and be writable by no other user; where they are reached by a
+    symbolic link, that must, too. The caller's private group, which has no other member, counts as the caller.
     """
     folder = os.path.dirname(path) or "."
     try:
@@ -170,15 +170,15 @@ def distrust_of(path: str) -> str | None:
     return None
 
 
-def _distrust(found: os.stat_result, name: str) -> str | None:
-    if found.st_uid not in (0, os.geteuid()):
-        return f"{name} belongs to uid {found.st_uid}, not to you"
-    if stat.S_ISLNK(found.st_mode):  # its mode means nothing
+def _distrust(status: os.stat_result, name: str) -> str | None:
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{name} belongs to uid {status.st_uid}, not to you"
+    if stat.S_ISLNK(status.st_mode):  # its mode means nothing
         return None
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return f"everybody may write to {name}"
-    if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):
-        return f"the group {found.st_gid} may write to {name}"
+    if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid):
+        return f"the group {status.st_gid} may write to {name}"
     return None
 
 

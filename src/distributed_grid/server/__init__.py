@@ -1,4 +1,4 @@
 """The control plane as a process: composes grid, agent, store and services, and serves the Unix socket and REST.
 
-Nothing is decided here. What can be requested is in `api/requests.py`, what answers it in `services`.
+Nothing is decided here. The requests are in `api/requests.py`, their endpoints in `services`.
 """

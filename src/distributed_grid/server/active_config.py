@@ -240,7 +240,7 @@ class SelectionNote(Struct):
     """Note for the successor of a daemon that crashes."""
 
     config: str | None = None
-    stay: bool = False  # keep running when idle
+    stay: bool = False  # keep running when idle, until somebody stops the daemon
 
     @classmethod
     def read(cls, state_dir: StateDir) -> SelectionNote:
@@ -256,11 +256,6 @@ def save_selection(selected: SelectedConfig, state_dir: StateDir, *, stay: bool)
     with contextlib.suppress(OSError):
         fresh.write_bytes(msgspec.json.encode(SelectionNote(selected.path, stay)))
         fresh.replace(note)
-
-
-def should_keep_running(state_dir: StateDir) -> bool:
-    """True if the last daemon was to keep running and nobody has stopped it since."""
-    return SelectionNote.read(state_dir).stay
 
 
 def _save_content(state_dir: StateDir, config: ClusterConfig, content: bytes) -> None:

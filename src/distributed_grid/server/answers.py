@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequen
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
 
 from distributed_grid.control.grid import LoopSlices
 from distributed_grid.errors import Unreachable
+from distributed_grid.server.pages import Page
 from distributed_grid.supervision import start_logged
 
 PART_BYTES = 64 * 1024
@@ -169,22 +169,52 @@ class AnswerWriter:
         self._part += _encoder.encode(value)
 
     async def rows(
-        self, name: str, rows: Sequence[T], answer_row: Callable[[T], Struct], *, max_rows: int = MAX_ROWS
+        self,
+        name: str,
+        rows: Sequence[T],
+        answer_row: Callable[[T], object],
+        *,
+        max_rows: int = MAX_ROWS,
+        last_first: bool = False,
     ) -> int:
-        """Write a list in slices; the number of rows that were left out."""
+        """Write a list in slices, or in the opposite order; the number of rows that are written."""
         self._begin(name)
         self._part += b"["
+        lists: list[bytes] = []  # rows of about one part each
         count, most = 0, min(len(rows), max_rows)
+        encoded: list[bytes] = []
+        size = 0
         while count < most and self._written < MAX_ANSWER_BYTES:
             async with self._renderer.slices.next() as is_over:
                 while count < most and self._written < MAX_ANSWER_BYTES and not is_over():
-                    if count:
-                        self._part += b","
-                    self._part += _encoder.encode(answer_row(rows[count]))
-                    count += 1
-                    self._flush_full()
+                    row = _encoder.encode(answer_row(rows[count]))
+                    encoded.append(row)
+                    count, size = count + 1, size + len(row) + 1
+                    if size >= PART_BYTES or count == most:
+                        lists.append(b",".join(reversed(encoded) if last_first else encoded))
+                        self._written += size
+                        encoded, size = [], 0
+        if last_first:
+            lists.reverse()
+        for number, part in enumerate(lists):
+            if number:
+                self._parts.append(bytes(self._part) + b",")
+                self._part.clear()
+            self._part += part
         self._part += b"]"
-        return len(rows) - count
+        return count
+
+    async def page(
+        self, name: str, page: Page[T], answer_row: Callable[[T], object], *, last_first: bool = False
+    ) -> EncodedAnswer[Any]:
+        """Write the rows of a page, the number of those that did not fit, and the cursor of the next page; the whole
+        answer."""
+        count = await self.rows(name, page.rows, answer_row, last_first=last_first)
+        following = page.next(count)
+        self.field("more", following is not None)
+        self.field("next", following)
+        self.field("omitted", len(page.rows) - count)
+        return self.finish()
 
     def finish(self) -> EncodedAnswer[Any]:
         """The whole answer."""
@@ -195,9 +225,3 @@ class AnswerWriter:
         if self._parts or len(self._part) > 1:
             self._part += b","
         self._part += _encoder.encode(name) + b":"
-
-    def _flush_full(self) -> None:
-        if len(self._part) >= PART_BYTES:
-            self._written += len(self._part)
-            self._parts.append(bytes(self._part))
-            self._part.clear()

@@ -276,7 +276,7 @@ class ClusterService:
         return "runs inside the control plane"
 
     async def _stop_ray(self, names: tuple[str, ...], op: requests.ManageCluster, report: ReportStep) -> None:
-        """Take back leases, then end Ray: what it holds is freed while it is still there to do so."""
+        """Take back leases, then end Ray, so that Ray still frees the groups of these leases."""
         row = await self.ray.desired.row()
         if row is None or not set(names) & set(row.nodes):
             return
@@ -437,18 +437,16 @@ class ClusterCommandService:
         machines = await self._attachment.status(op, self._cluster.status)
 
         def rows(ledger: Ledger, now: int) -> list[ClusterNodeRow]:
-            return [self._completed(row, ledger, now) for row in machines.nodes]
+            completed = []
+            for row in machines.nodes:
+                version, python = self._agents.sessions.versions.get(row.node_id, ("", ""))
+                row = replace(row, version=version or row.version, python=python or row.python)
+                if row.address == "joined":
+                    row = replace(row, link="up" if self._agents.is_connected(row.node_id) else "down")
+                if (node := ledger.nodes.get(row.node_id)) is not None:
+                    status = NodeRow.of(ledger, node, now)
+                    row = replace(row, **{name: getattr(status, name) for name in RESOURCE_FIELDS})
+                completed.append(row)
+            return completed
 
         return ClusterMachines(await self._grid.read(rows), machines.ray)
-
-    def _completed(self, row: ClusterNodeRow, ledger: Ledger, now: int) -> ClusterNodeRow:
-        """The row with the node's resources, the versions that its agent reported, and the link of one that joined."""
-        version, python = self._agents.versions_on(row.node_id)
-        row = replace(row, version=version or row.version, python=python or row.python)
-        if row.address == "joined":
-            row = replace(row, link="up" if self._agents.is_connected(row.node_id) else "down")
-        node = ledger.nodes.get(row.node_id)
-        if node is None:
-            return row
-        status = NodeRow.of(ledger, node, now)
-        return replace(row, **{name: getattr(status, name) for name in RESOURCE_FIELDS})

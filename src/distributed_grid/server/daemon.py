@@ -86,10 +86,10 @@ from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.agent_sockets import AgentSockets
 from distributed_grid.server.active_config import (
     ConfigRegistry,
+    SelectionNote,
     declare_nodes,
     save_selection,
     select_config,
-    should_keep_running,
 )
 from distributed_grid.server.answers import AnswerRenderer
 from distributed_grid.server.checkpoint_shipping import CheckpointShipper
@@ -197,7 +197,7 @@ class Daemon:
     def __init__(self, state_dir: StateDir, instance_lock: InstanceLock, options: argparse.Namespace) -> None:
         self._state_dir = state_dir
         self._instance_lock = instance_lock
-        keep_running = bool(options.stay) or should_keep_running(state_dir)
+        keep_running = bool(options.stay) or SelectionNote.read(state_dir).stay
         self._idle_timer = IdleTimer(keep_running=keep_running, idle_seconds=float(options.idle_seconds))
         self._stopping = False  # then connections end because the daemon does, and their clients will reconnect
         self._machine = NOTHING
@@ -211,14 +211,14 @@ class Daemon:
         self._content = ContentStore(state_dir.host_dir / "content")
         self._checkpoints = ContentStore(state_dir.host_dir / "checkpoints", durable=True)
         self._contents = ContentStores(self._content, self._checkpoints)
-        self._agents = AgentGateway(ContentSender(self._contents))
-        self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)
-        self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=self._on_ray_link_changed)
-        self._reconciler = EngineReconciler(self._ray, hold_seconds=config.hold_seconds)
         self._grid = Grid(store, self._clock, cutoff_ms=self._cutoff_ms)
         self._registry = ConfigRegistry(
             config, state_dir.jobs, is_worker=lambda name: name in self._grid.ledger.workers
         )
+        self._agents = AgentGateway(self._grid, self._registry, content=ContentSender(self._contents))
+        self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)
+        self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=self._on_ray_link_changed)
+        self._reconciler = EngineReconciler(self._grid, self._ray, hold_seconds=config.hold_seconds)
         self._monitor = Monitor(
             config.alerts,
             read=self._grid.read,
@@ -274,7 +274,7 @@ class Daemon:
         nodes = NodeService(grid, viewer, renderer)
         leases = LeaseService(grid, viewer, converter, is_stopping=lambda: self._stopping)
         self._sizer = JobSizer(self._prediction)
-        jobs = JobService(grid, viewer, converter, files, renderer, self._sizer)
+        jobs = JobService(grid, viewer, converter=converter, files=files, renderer=renderer, sizer=self._sizer)
         reports = ReportService(grid, viewer, self._monitor, renderer, self._agents.is_connected)
         boosts = BoostService(
             grid,
@@ -331,7 +331,7 @@ class Daemon:
         self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
         grid.perform_with(
             {
-                AttemptEffect: self._agents.perform,
+                AttemptEffect: self._agents.sessions.perform,
                 EngineEffect: self._reconciler.perform,
                 MemoryEffect: self._agents.memory.perform,
                 WorkerEffect: self._workers.perform,
@@ -344,10 +344,10 @@ class Daemon:
         daemon = DaemonService(
             self._state_dir,
             self._selected,
-            grid,
-            self._idle_timer,
-            self._listener,
-            self._ages,
+            grid=grid,
+            idle_timer=self._idle_timer,
+            listener=self._listener,
+            ages=self._ages,
             apply_live=self._apply_config,
         )
         table = collect(
@@ -383,10 +383,8 @@ class Daemon:
         agent: Agent | None = None
         try:
             await self._grid.start()
-            self._agents.start(
-                self._grid, self._registry, answer_program=self._node_memory.serve, on_move_report=self._moves.reported
-            )
-            self._reconciler.start(self._grid, on_view=self._attachment.nodes.update)
+            self._agents.start(answer_program=self._node_memory.serve, on_move_report=self._moves.reported)
+            self._reconciler.start(on_view=self._attachment.nodes.update)
             await self._monitor.start()
             await self._prediction.start()
             recorder = RunRecorder(self._grid, self._prediction)
@@ -462,7 +460,7 @@ class Daemon:
         await self._autoscaler.set_rules(scaling_rules(config))
         await self._workers.set_rules(worker_rules(config))
         kept = await declare_nodes(self._grid, config, self._machine)
-        self._agents.send_owner_rules()
+        self._agents.sessions.send_owner_rules()
         return kept
 
     def _make_agent(self, local: tuple[str, ...], meter: UsageMeter, typed_on: str) -> Agent:

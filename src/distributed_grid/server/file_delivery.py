@@ -13,19 +13,18 @@ import logging
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import asdict
 
 from distributed_grid.api.answers.jobs import FetchedFile, FetchedTree
 from distributed_grid.api.framing import JSON, STDOUT
-from distributed_grid.client.job_payload import FileDownload
+from distributed_grid.client.job_payload import FetchTotals, FileDownload
 from distributed_grid.control.agent_files import AttemptFiles
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.deliveries import MAX_NAMED_FILES, DeliveredFiles, Delivery
 from distributed_grid.domain.events import FilesDelayed, FilesDelivered, FilesUndeliverable
-from distributed_grid.domain.jobs import Attempt, Ending, Job
+from distributed_grid.domain.jobs import Ending, Job
 from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, Refused, StoreFailed
 from distributed_grid.reactor.effects import DeliverFiles, delivery_effects
 from distributed_grid.scheduling.offers.pause import disk_reserve
@@ -84,7 +83,9 @@ class FileDeliverer:
 
     async def _bring(self, delivery: Delivery) -> DeliveredFiles:
         job = await find_job(self._grid, delivery.job)
-        if not any(_has_run(attempt) for attempt in job.attempts):
+        outcomes = [attempt.outcome for attempt in job.attempts if attempt.outcome is not None]
+        has_ended = any(outcome.ending is not Ending.NEVER_STARTED for outcome in outcomes)
+        if not has_ended and not any(attempt.started_at_ms > 0 for attempt in job.attempts):
             raise Refused(f"{job.id} never started")
         wanted, own = delivery.order.directory, str(self._state_dir.root / "results" / f"{job.id}-{job.uid[:8]}")
         if not wanted or not await asyncio.to_thread(os.path.isdir, wanted):
@@ -124,22 +125,17 @@ class FileDeliverer:
         return delivered_files(directory, done)
 
 
-def _has_run(attempt: Attempt) -> bool:
-    ending = attempt.outcome.ending if attempt.outcome is not None else None
-    return attempt.started_at_ms > 0 or ending not in (None, Ending.NEVER_STARTED)
-
-
-def delivered_files(directory: str, done: dict[str, Any]) -> DeliveredFiles:
+def delivered_files(directory: str, totals: FetchTotals) -> DeliveredFiles:
     """The totals of a download for the ledger; of many paths only the first."""
-    beside = tuple(sorted(done["beside"].items()))[:MAX_NAMED_FILES]
+    beside = tuple(sorted(totals.beside.items()))[:MAX_NAMED_FILES]
     return DeliveredFiles(
         directory=str(Path(directory)),
-        files=done["files"],
-        bytes=done["bytes"],
-        unchanged=done["unchanged"],
-        in_place=done["in_place"],
+        files=totals.files,
+        bytes=totals.bytes,
+        unchanged=totals.unchanged,
+        in_place=totals.in_place,
         beside=tuple((display_path(path), display_path(name)) for path, name in beside),
-        protected=tuple(map(display_path, done["protected"][:MAX_NAMED_FILES])),
-        executable=tuple(map(display_path, done["executable"][:MAX_NAMED_FILES])),
-        skipped=tuple(done["skipped"][:MAX_NAMED_FILES]),
+        protected=tuple(map(display_path, totals.protected[:MAX_NAMED_FILES])),
+        executable=tuple(map(display_path, totals.executable[:MAX_NAMED_FILES])),
+        skipped=tuple(totals.skipped[:MAX_NAMED_FILES]),
     )

@@ -1,4 +1,4 @@
-"""Single-instance lock of the daemon, its listening socket, and the startup report to whoever started it."""
+"""Single-instance lock of the daemon, its listening socket, and the startup report to the starting command."""
 
 from __future__ import annotations
 
@@ -49,11 +49,9 @@ class InstanceLock:
 
     def listen(self) -> socket.socket:
         """Replace the socket of an earlier holder, and listen."""
-        path = self._state_dir.socket
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        self.unlink_socket()
         listener = socket.socket(socket.AF_UNIX)
-        with short_path(path) as name:
+        with short_path(self._state_dir.socket) as name:
             before = os.umask(0o177)
             try:
                 listener.bind(name)

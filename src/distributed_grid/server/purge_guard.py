@@ -26,17 +26,16 @@ from distributed_grid.control.agent_files import AttemptFiles, FilesGone, Remote
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.deliveries import Delivery, DeliveryEnd
 from distributed_grid.domain.jobs import Job
-from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.moves import MOVE_PREFIX, Move
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.errors import GridError, ProtocolError, Refused, Unreachable
 from distributed_grid.ports import Store
 from distributed_grid.reactor.offloading.process_moves import JOB_PREFIX
 from distributed_grid.server.services.records import ended_job
-from distributed_grid.server.workers.output_collector import Haul, OutputReader, copy_output
+from distributed_grid.server.workers.output_collector import MAX_ATTEMPTS, Haul, OutputReader, attempts_on, copy_output
 
-MAX_JOBS, MAX_ATTEMPTS = 10_000, 20_000
-"""Ended jobs of a node whose results are counted, and attempts whose output is kept; the newest of each."""
+MAX_JOBS = 10_000
+"""Ended jobs of a node whose results are counted, the newest."""
 MAX_OUTPUT_BYTES = 1024**3
 MAX_LISTED, MAX_NAMED = 1_000, 10
 MAX_DELIVERIES = 100
@@ -179,7 +178,10 @@ class PurgeGuard:
                     f"{failure}; remove them with {INSIST}"
                 ) from failure
             if counted:
-                results = [_unfetched(by_attempt[lease_id], count) for lease_id, count in counted.items()]
+                results = []
+                for lease_id, count in counted.items():
+                    files, size, unknown = (0, 0, count) if isinstance(count, str) else (*count, "")
+                    results.append(UnfetchedResult(by_attempt[lease_id].id, files, size, unknown))
                 named = ", ".join(map(_result_text, results[:MAX_NAMED]))
                 rest = f" and {len(results) - MAX_NAMED} more" if len(results) > MAX_NAMED else ""
                 raise PurgeRefused(
@@ -235,7 +237,7 @@ class PurgeGuard:
 
     async def _keep_output(self, node: str, stopped: StoppedNodeFiles | None) -> str:
         """Copy the output of the ended attempts of a node; the problem of one that could not be copied, or empty."""
-        attempts = await self._grid.query(lambda store: ended_attempts(store, node))
+        attempts = await self._grid.query(lambda store: attempts_on(store, node))
         lost = "there are too many attempts" if len(attempts) > MAX_ATTEMPTS else ""
         missing = await asyncio.to_thread(self._without_output, attempts[:MAX_ATTEMPTS])
         limit = self._max_output_bytes
@@ -289,19 +291,6 @@ def is_fetched(store: Store, job: Job) -> bool:
         return False
     moves = store.ended(Move.kind, key=MOVE_PREFIX + job.uid.removeprefix(JOB_PREFIX), limit=1)
     return any(isinstance(move := decode_row(Move.kind, row.blob), Move) and move.is_returned for row in moves)
-
-
-def ended_attempts(store: Store, node: str) -> list[str]:
-    """Ids of the attempts that ended on a node, newest first, and one more than are kept."""
-    rows = store.ended(Lease.kind, node=node, limit=MAX_ATTEMPTS + 1)
-    leases = (decode_row(Lease.kind, row.blob) for row in rows)
-    return list(dict.fromkeys(lease.id for lease in leases if isinstance(lease, Lease) and lease.job))
-
-
-def _unfetched(job: Job, counted: Counted) -> UnfetchedResult:
-    if isinstance(counted, str):
-        return UnfetchedResult(job.id, 0, 0, counted)
-    return UnfetchedResult(job.id, *counted)
 
 
 def _result_text(result: UnfetchedResult) -> str:

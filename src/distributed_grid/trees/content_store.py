@@ -2,7 +2,7 @@
 
 A content is whole or absent: it is written to a temporary file, checked against its digest, and renamed. Several
 processes may share a store: a lock on each unfinished file tells whether its writer still lives, and the next process
-that opens the store removes what a dead one left.
+that opens the store removes the files of a dead one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ContentStore:
     def put(self, digest: str, parts: Iterable[bytes], *, size: int | None = None) -> None:
         """Store this content; other content than announced is a `ProtocolError`, and nothing is stored.
 
-        Putting what is already stored is not an error.
+        Putting a content that is already stored is not an error.
         """
         with self.writer(digest=digest, size=size) as writer:
             for part in parts:
@@ -316,7 +316,7 @@ class HashCache:
             self._kept[path] = (fingerprint(seen), digest)
 
     def save(self) -> None:
-        """Save what this scan has seen, and only that. A failure to save is ignored."""
+        """Save the digests of this scan, and only those. A failure to save is ignored."""
         if self._kept == self._known:
             return
         temporary = f"{self._path}.{os.getpid()}"

@@ -244,7 +244,11 @@ class ReturnDirectory:
             try:
                 os.symlink(to_bytes(target), name, dir_fd=folder)
             except FileExistsError:
-                if _link_target(name, folder) != to_bytes(target):
+                try:
+                    is_same = os.readlink(name, dir_fd=folder) == to_bytes(target)
+                except OSError:
+                    is_same = False
+                if not is_same:
                     continue
             shown = to_text(b"/".join((*parents, name)))
             self.report.written[shown] = ""
@@ -274,7 +278,6 @@ class ReturnDirectory:
         self._walker.close()
 
     def _enter(self, names: tuple[bytes, ...]) -> int:
-        """Directory at `names`, made if missing."""
         umask = self._policy.umask
         return self._walker.enter(names, make=0o777 & ~(umask or 0), exact=umask is not None)
 
@@ -310,7 +313,7 @@ class ReturnDirectory:
 
     def _try_name(self, file: _IncomingFile, digest: str, name: bytes, folder: int, shown: str) -> bool:
         """Put the file under this name; False where a local file has it that must stay."""
-        for _ in range(2):  # somebody may write to it meanwhile
+        for _ in range(2):  # another process may write to it meanwhile
             existing = _stat(name, folder)
             if existing is None:
                 whole = 0o777 if file.executable else 0o666
@@ -392,7 +395,8 @@ class _IncomingFile:
             part = PART_PREFIX + secrets.token_hex(8).encode() + b".part"
             os.link(f"{_PROC_FDS}/{self._fd}", part, dst_dir_fd=self._near, follow_symlinks=True)
             self._part = part
-        if not _is_same_file(seen, _stat(name, folder)):
+        current = _stat(name, folder)
+        if current is None or _identity(current) != _identity(seen):
             return False
         os.rename(self._part, name, src_dir_fd=self._near, dst_dir_fd=folder)
         self._part = None
@@ -462,11 +466,8 @@ def _stat(name: bytes, folder: int) -> os.stat_result | None:
         return None
 
 
-def _is_same_file(one: os.stat_result, other: os.stat_result | None) -> bool:
-    def identity(found: os.stat_result) -> tuple[int, ...]:
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-    return other is not None and identity(one) == identity(other)
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _digest(name: bytes, folder: int) -> str:
@@ -479,10 +480,3 @@ def _digest(name: bytes, folder: int) -> str:
         return file_digest(fd)
     finally:
         os.close(fd)
-
-
-def _link_target(name: bytes, folder: int) -> bytes | None:
-    try:
-        return os.readlink(name, dir_fd=folder)
-    except OSError:
-        return None

@@ -6,6 +6,7 @@ directory that matches stands for everything below it. Names that begin with a d
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
@@ -53,7 +54,11 @@ class FilePatterns:
         self.patterns = tuple(patterns)
         normalized = [_normalized_pattern(pattern) for pattern in self.patterns]
         self._regexes = [re.compile(pattern_regex(pattern) + b"(?:/.*)?", re.DOTALL) for pattern in normalized]
-        self._prefixes = [_literal_prefix(pattern) for pattern in normalized]
+        # The leading names of each pattern that hold no wildcard.
+        self._prefixes = [
+            list(itertools.takewhile(lambda name: not re.search(rb"[*?\[\\]", name), pattern.split(b"/")))
+            for pattern in normalized
+        ]
         self._depths = [(MAX_DEPTH + 1 if b"**" in pattern else pattern.count(b"/") + 1) for pattern in normalized]
 
     def matches(self, path: str | bytes) -> list[int]:
@@ -149,7 +154,7 @@ class _Selector:
                 ahead.extend((*names, name) for name in below)
         unmatched = [pattern for number, pattern in enumerate(self._patterns.patterns) if number not in self._matched]
         entries = tuple(sorted(self._entries, key=lambda entry: entry.path))
-        return SelectedFiles(entries, tuple(sorted(self._skipped, key=lambda one: one.path)), tuple(unmatched))
+        return SelectedFiles(entries, tuple(sorted(self._skipped, key=lambda skip: skip.path)), tuple(unmatched))
 
     def _list(self, folder: int, names: tuple[bytes, ...]) -> list[bytes]:
         """Add the matching files of one directory; the subdirectories in which more may match."""
@@ -164,29 +169,30 @@ class _Selector:
                     if matching or self._patterns.may_match_below(path):
                         below.append(name)
                 elif matching:
-                    self._add_file(path)
+                    try:
+                        fd = open_inside(self._root, path)
+                    except OSError as error:
+                        self._skipped.append(SkippedFile(to_text(path), error.strerror or "could not be read"))
+                        continue
+                    try:
+                        seen = os.fstat(fd)
+                    finally:
+                        os.close(fd)
+                    mode = EXECUTABLE if seen.st_mode & stat.S_IXUSR else PLAIN
+                    self._entries.append(ManifestEntry(to_text(path), "file", seen.st_size, mode))
+                    self._bytes += seen.st_size
+                    if len(self._entries) > self._limit_files:
+                        raise BadInput(
+                            f"more than {self._limit_files:,} files match; ask for fewer with a narrower pattern"
+                        )
+                    if self._limit_bytes is not None and self._bytes > self._limit_bytes:
+                        raise BadInput(
+                            f"the files that match hold more than {self._limit_bytes} bytes; use a narrower pattern"
+                        )
         if below and len(names) >= MAX_DEPTH - 1:
             self._skipped.append(SkippedFile(to_text(b"/".join(names)), f"is more than {MAX_DEPTH} directories deep"))
             return []
         return below
-
-    def _add_file(self, path: bytes) -> None:
-        try:
-            fd = open_inside(self._root, path)
-        except OSError as error:
-            self._skipped.append(SkippedFile(to_text(path), error.strerror or "could not be read"))
-            return
-        try:
-            seen = os.fstat(fd)
-        finally:
-            os.close(fd)
-        mode = EXECUTABLE if seen.st_mode & stat.S_IXUSR else PLAIN
-        self._entries.append(ManifestEntry(to_text(path), "file", seen.st_size, mode))
-        self._bytes += seen.st_size
-        if len(self._entries) > self._limit_files:
-            raise BadInput(f"more than {self._limit_files:,} files match; ask for fewer with a narrower pattern")
-        if self._limit_bytes is not None and self._bytes > self._limit_bytes:
-            raise BadInput(f"the files that match hold more than {self._limit_bytes} bytes; use a narrower pattern")
 
 
 def _normalized_pattern(pattern: str) -> bytes:
@@ -200,13 +206,3 @@ def _normalized_pattern(pattern: str) -> bytes:
             f"'{display_path(raw)}' leads outside the job's directory; give a path inside it, such as 'out/**'"
         )
     return b"/".join(names) or b"**"
-
-
-def _literal_prefix(pattern: bytes) -> list[bytes]:
-    """The leading names of a pattern that hold no wildcard."""
-    prefix = []
-    for name in pattern.split(b"/"):
-        if re.search(rb"[*?\[\\]", name):
-            break
-        prefix.append(name)
-    return prefix

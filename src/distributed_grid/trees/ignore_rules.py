@@ -2,7 +2,7 @@
 
 - As in git, the last matching pattern of the deepest ignore file that has one decides, and nothing below an ignored
   directory can be brought back.
-- `.gridignore` outranks everything, and alone can bring back what is always ignored (`ALWAYS_IGNORED`, the grid's own
+- `.gridignore` outranks everything, and alone can bring back always ignored paths (`ALWAYS_IGNORED`, the grid's own
   state). An explicit `!` line of it also allows a file that looks like a secret (`secret_files`).
 - In a git work tree the `.gitignore` files above the directory apply too, unless they ignore the directory itself:
   a user who works there wants it shipped.
@@ -36,7 +36,10 @@ class IgnoreRules:
         self._explicit: list[bool] = []  # the pattern's last name is more than wildcards
         parts: dict[tuple[bool, bool], list[tuple[int, bytes]]] = {}  # (by path, of a directory) → which, expression
         for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-            line = _without_trailing_spaces(line.removesuffix(b"\r"))
+            line = line.removesuffix(b"\r")
+            kept = line.rstrip(b" ")
+            backslashes = len(kept) - len(kept.rstrip(b"\\"))
+            line = line[: len(kept) + 1] if backslashes % 2 and len(kept) < len(line) else kept
             if not line or line.startswith(b"#"):
                 continue
             pattern = line.removeprefix(b"!")
@@ -174,7 +177,7 @@ def _rules_above(root: bytes) -> tuple[_Layer, ...]:
 
 
 def _ignores_directory(layers: list[_Layer], path: bytes) -> bool:
-    """Whether the rules ignore the directory at `path` below the work tree's top, or a parent of it."""
+    """True if the rules ignore the directory at `path` below the work tree's top, or a parent of it."""
     names = path.split(b"/")
     for depth in range(1, len(names) + 1):
         for layer in layers:
@@ -206,9 +209,3 @@ def _read_ignore_file(folder: int, name: bytes, path: bytes) -> bytes | None:
         shown = display_path(os.path.join(path, name))
         raise BadInput(f"{shown}: is larger than {MAX_IGNORE_BYTES >> 20} MB, too large for an ignore file")
     return content
-
-
-def _without_trailing_spaces(line: bytes) -> bytes:
-    kept = line.rstrip(b" ")
-    backslashes = len(kept) - len(kept.rstrip(b"\\"))
-    return line[: len(kept) + 1] if backslashes % 2 and len(kept) < len(line) else kept

@@ -67,7 +67,6 @@ class Manifest(Struct, frozen=True):
         return hashlib.sha256(encode(self)).hexdigest()
 
     def contents(self) -> dict[str, int]:
-        """Digest and size of all contents, each once."""
         return {entry.digest: entry.size for entry in self.entries if entry.kind == "file"}
 
 
@@ -169,9 +168,9 @@ def check(manifest: Manifest, *, limit_bytes: int | None = None, limit_files: in
         raise BadInput(f"the directory holds {manifest.total_bytes} bytes, {limit_bytes} are allowed")
 
 
-def _check_count(found: int, limit: int, noun: str) -> None:
-    if found > limit:
-        raise BadInput(f"the list holds {found:,} {noun}, {limit:,} are allowed")
+def _check_count(count: int, limit: int, noun: str) -> None:
+    if count > limit:
+        raise BadInput(f"the list holds {count:,} {noun}, {limit:,} are allowed")
 
 
 def _row(entry: ManifestEntry) -> _Row:

@@ -31,7 +31,6 @@ def to_bytes(path: str) -> bytes:
 
 
 def to_text(path: bytes) -> str:
-    """Path as text; `to_bytes` reverses it."""
     return path.decode("utf-8", "surrogateescape")
 
 
@@ -119,8 +118,11 @@ def pattern_regex(pattern: bytes) -> bytes:
     for name in _split(tokens, _SLASH):
         if name == [_STARS]:
             runs.append([])
-        else:
-            runs[-1].append(_name_regex(name))
+            continue
+        pieces = [b"".join(piece) for piece in _split([_STAR if token == _STARS else token for token in name], _STAR)]
+        head, *tail = pieces
+        lazy = b"".join(b"(?>[^/]*?" + piece + b")" for piece in tail[:-1])
+        runs[-1].append(head + lazy + b"[^/]*" + tail[-1] if tail else head)
     first, *rest = (b"/".join(run) for run in runs)
     if not rest:
         return first
@@ -136,14 +138,6 @@ def is_malformed(pattern: bytes) -> bool:
 
 def escape_pattern(path: bytes) -> bytes:
     return re.sub(rb"([\\*?\[\]!# ])", rb"\\\1", path)
-
-
-def _name_regex(tokens: list[bytes]) -> bytes:
-    pieces = [b"".join(piece) for piece in _split([_STAR if token == _STARS else token for token in tokens], _STAR)]
-    if len(pieces) == 1:
-        return pieces[0]
-    first, *middle, last = pieces
-    return first + b"".join(b"(?>[^/]*?" + piece + b")" for piece in middle) + b"[^/]*" + last
 
 
 def _split(tokens: list[bytes], mark: bytes) -> list[list[bytes]]:
@@ -242,7 +236,7 @@ class DirectoryWalker:
     def enter(self, names: tuple[bytes, ...], *, make: int | None = None, exact: bool = False) -> int:
         """The directory at `names` as a descriptor that is valid until the next call.
 
-        With `make` (a mode) missing directories are made; if `exact`, whatever the umask of this process is. A link or
+        With `make` (a mode) missing directories are made; if `exact`, regardless of this process's umask. A link or
         a file on the path is a `NotADirectoryError`.
         """
         shared = 0
@@ -254,7 +248,6 @@ class DirectoryWalker:
         return self._here
 
     def close(self) -> None:
-        """Close every directory but the root. Safe twice."""
         self._close_below(0)
 
     @property
@@ -279,7 +272,7 @@ class DirectoryWalker:
         try:
             os.mkdir(name, make, dir_fd=self._here)
         except FileExistsError:
-            exact = False  # made by somebody else meanwhile
+            exact = False  # made by another process meanwhile
         fd = os.open(name, DIRECTORY_FLAGS, dir_fd=self._here)
         if exact:
             os.fchmod(fd, make)

@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from msgspec import Struct
@@ -283,27 +283,47 @@ def scan_directory(
                         "add it to .gridignore, or use --workdir DIR or --workdir none"
                     )
             scanner = _Scanner(name, store, HashCache(store.root, tree), limit_bytes)
-            manifest = manifest_of(scanner.read_entries(fd, survey.found))
+            manifest = manifest_of(read_surveyed(fd, survey.found, scanner.skipped, scanner.store_content))
+            scanner.cache.save()
         finally:
             os.close(fd)
     if len(encode(manifest)) > MAX_ENCODED_BYTES:
         raise BadInput(f"the directory {name} is too large to ship: its file names alone take more than 16 MB")
-    skipped = tuple(sorted([*survey.skipped, *scanner.skipped], key=lambda one: one.path))
+    skipped = tuple(sorted([*survey.skipped, *scanner.skipped], key=lambda skip: skip.path))
     return ScanResult(
         manifest, skipped, scanner.read_files, scanner.read_bytes, withheld=survey.withheld, unused=allowed.unused
     )
 
 
-def open_surveyed(walker: DirectoryWalker, one: SurveyedFile, skipped: list[SkippedFile]) -> int | None:
-    """Descriptor of a surveyed file; None, and a note, if it is unreadable. Temporary failures are raised."""
-    *parents, last = one.path.split(b"/")
-    try:
-        return open_regular(last, walker.enter(tuple(parents)))
-    except OSError as error:
-        if error.errno in TRANSIENT_ERRNOS:
-            raise
-        skipped.append(SkippedFile(to_text(one.path), error.strerror or "could not be read"))
-        return None
+def read_surveyed(
+    root: int,
+    found: list[SurveyedFile],
+    skipped: list[SkippedFile],
+    read: Callable[[int, bytes], tuple[str, int]],
+) -> list[ManifestEntry]:
+    """Entries of a survey; `read` returns digest and size of an open file. An unreadable file is noted in `skipped`,
+    a temporary failure is raised."""
+    entries = []
+    with DirectoryWalker(root) as walker:
+        for surveyed in sorted(found, key=lambda entry: entry.path.split(b"/")):
+            path, mode = to_text(surveyed.path), surveyed.mode
+            if surveyed.kind != "file":
+                entries.append(ManifestEntry(path, surveyed.kind, 0, mode, target=to_text(surveyed.target)))
+                continue
+            *parents, last = surveyed.path.split(b"/")
+            try:
+                fd = open_regular(last, walker.enter(tuple(parents)))
+            except OSError as error:
+                if error.errno in TRANSIENT_ERRNOS:
+                    raise
+                skipped.append(SkippedFile(path, error.strerror or "could not be read"))
+                continue
+            try:
+                digest, size = read(fd, surveyed.path)
+            finally:
+                os.close(fd)
+            entries.append(ManifestEntry(path, "file", size, mode, digest))
+    return entries
 
 
 class _Scanner:
@@ -312,45 +332,33 @@ class _Scanner:
     def __init__(self, name: str, store: ContentStore, cache: HashCache, limit_bytes: int) -> None:
         self.skipped: list[SkippedFile] = []
         self.read_files = self.read_bytes = 0
-        self._name, self._store, self._cache = name, store, cache
+        self._name, self._store, self.cache = name, store, cache
         self._limit_bytes = self._bytes_left = limit_bytes
 
-    def read_entries(self, root: int, found: list[SurveyedFile]) -> list[ManifestEntry]:
-        entries = []
-        with DirectoryWalker(root) as walker:
-            for surveyed in sorted(found, key=lambda one: one.path.split(b"/")):
-                if surveyed.kind != "file":
-                    entries.append(
-                        ManifestEntry(
-                            to_text(surveyed.path), surveyed.kind, 0, surveyed.mode, target=to_text(surveyed.target)
-                        )
-                    )
-                    continue
-                fd = open_surveyed(walker, surveyed, self.skipped)
-                if fd is None:
-                    continue
-                try:
-                    digest, size = self._store_content(fd, surveyed.path)
-                finally:
-                    os.close(fd)
-                entries.append(ManifestEntry(to_text(surveyed.path), "file", size, surveyed.mode, digest))
-        self._cache.save()
-        return entries
-
-    def _store_content(self, fd: int, path: bytes) -> tuple[str, int]:
+    def store_content(self, fd: int, path: bytes) -> tuple[str, int]:
         """The digest and size of an open file whose content is now in the store."""
         for _ in range(MAX_READ_ATTEMPTS):
             read_at_ns = time.time_ns()
             before = os.fstat(fd)
             self._check_growth(before.st_size)
-            known = self._cache.digest(path, before)
+            known = self.cache.digest(path, before)
             if known is not None and self._store.has(known, before.st_size):
                 self._bytes_left -= before.st_size
                 return known, before.st_size
-            digest, size = self._read(fd, before.st_size)
+            if before.st_size <= READ_BYTES:
+                content = os.pread(fd, before.st_size + 1, 0)
+                digest, size = self._store.add(content), len(content)
+            else:
+                size = 0
+                with self._store.writer() as writer:
+                    while part := os.pread(fd, READ_BYTES, size):
+                        writer.write(part)
+                        size += len(part)
+                        self._check_growth(size)
+                    digest = writer.finish()
             after = os.fstat(fd)
             if fingerprint(before) == fingerprint(after) and size == before.st_size:
-                self._cache.remember(path, after, digest, read_at_ns=read_at_ns)
+                self.cache.remember(path, after, digest, read_at_ns=read_at_ns)
                 self._bytes_left -= size
                 self.read_files += 1
                 self.read_bytes += size
@@ -359,18 +367,6 @@ class _Scanner:
             f"{self._name}: {display_path(path)} keeps changing while it is read;"
             " try again when nothing writes to it, or add it to .gridignore"
         )
-
-    def _read(self, fd: int, size: int) -> tuple[str, int]:
-        if size <= READ_BYTES:
-            content = os.pread(fd, size + 1, 0)
-            return self._store.add(content), len(content)
-        offset = 0
-        with self._store.writer() as writer:
-            while part := os.pread(fd, READ_BYTES, offset):
-                writer.write(part)
-                offset += len(part)
-                self._check_growth(offset)
-            return writer.finish(), offset
 
     def _check_growth(self, size: int) -> None:
         if size > self._bytes_left:

@@ -2,8 +2,8 @@
 
 - A name decides, never the content: nothing of such a file is read before it is known to be shipped.
 - A secret directory stands for everything below it. Upper and lower case are the same.
-- `--ship PATTERN` allows what it names, even where an ignore file names it too. An explicit `!` line of `.gridignore`
-  allows what it names; a line whose last name is only wildcards (`!*`, `!src/**`) is not explicit.
+- `--ship PATTERN` allows the files it names, even if an ignore file names them. An explicit `!` line of `.gridignore`
+  allows the files it names; a line whose last name is only wildcards (`!*`, `!src/**`) is not explicit.
 - Public keys and certificates are no secrets. The list is in docs/guide/working-directories.md, too; a test compares.
 """
 
@@ -167,7 +167,6 @@ class ShipPatterns:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Patterns that have named no secret."""
         return tuple(pattern for number, pattern in enumerate(self._shown) if number not in self._matched)
 
 
@@ -182,8 +181,8 @@ def _anywhere(pattern: str) -> str:
         raise BadInput(f"{shown}: takes no '!'; name what may be shipped")
     if raw.startswith((b"/", b"~")) or b".." in names:
         raise BadInput(f"{shown}: leads outside the directory; give a path inside it, such as .env or 'certs/*.pem'")
-    found = b"/".join(names if b"/" in raw.rstrip(b"/") else [b"**", *names])
-    return found.decode("utf-8", "surrogateescape")
+    path = b"/".join(names if b"/" in raw.rstrip(b"/") else [b"**", *names])
+    return path.decode("utf-8", "surrogateescape")
 
 
 class SecretZone(enum.Enum):
@@ -217,7 +216,7 @@ class SecretFilter:
             return None if is_ignored and not (self._ship and self._ship.allow(path)) else above
         if is_ignored and not self._ship:
             return None
-        if above is SecretZone.CHECKED and not self._is_secret(path, is_directory):
+        if above is SecretZone.CHECKED and not _is_secret_entry(self._lead + path, is_directory=is_directory):
             return None if is_ignored else SecretZone.CHECKED
         if self._ship and self._ship.allow(path):
             return SecretZone.ALLOWED
@@ -231,15 +230,10 @@ class SecretFilter:
         self._withheld.append(path + b"/" if is_directory else path)
         return None
 
-    def _is_secret(self, path: bytes, is_directory: bool) -> bool:
-        if _NAMES.fullmatch(path.rpartition(b"/")[2].lower()) is None:
-            return False
-        return bool(_RULES.verdict((self._lead + path).lower(), is_directory=is_directory))
-
-    def settle(self, found: Iterable[bytes]) -> tuple[tuple[bytes, ...], set[bytes]]:
-        """The withheld paths, sorted, and the directories that are to be taken out of what the walk has found: secret
-        ones in which `--ship` has named nothing. Each of these is one name."""
-        taken = (path for path in found if path not in self._searched) if self._searched else ()
+    def settle(self, paths: Iterable[bytes]) -> tuple[tuple[bytes, ...], set[bytes]]:
+        """The withheld paths, sorted, and the directories to drop from the paths of the walk: secret ones in which
+        `--ship` has named nothing. Each of these is one name."""
+        taken = (path for path in paths if path not in self._searched) if self._searched else ()
         dropped = self._searched - {above for path in taken for above in _parents(path)}
         names = [name for name in self._withheld if dropped.isdisjoint(_parents(name.rstrip(b"/")))]
         names += [path + b"/" for path in dropped if dropped.isdisjoint(_parents(path))]

@@ -14,6 +14,7 @@ import os
 import posixpath
 import stat
 import time
+from functools import partial
 
 from msgspec import Struct
 
@@ -38,7 +39,7 @@ from distributed_grid.trees.paths import (
     to_text,
     translate_os_errors,
 )
-from distributed_grid.trees.scan import READ_BYTES, Survey, SurveyedFile, open_surveyed
+from distributed_grid.trees.scan import READ_BYTES, Survey, read_surveyed
 from distributed_grid.trees.secret_files import SecretFilter
 
 MAX_TREE_BYTES = 4 << 30
@@ -46,7 +47,10 @@ MAX_TREE_FILES = 10_000
 
 
 class TreeListing(Struct, frozen=True):
-    """Everything below a directory, each directory before what is in it; files have no digest yet."""
+    """Everything below a directory, each directory before its content, and the entries left out.
+
+    The files of `list_tree` have no digest yet. The links of `TreeDigests` are listed as they are, wherever they lead.
+    """
 
     entries: tuple[ManifestEntry, ...]
     skipped: tuple[SkippedFile, ...] = ()
@@ -76,53 +80,46 @@ class _Lister:
         ahead: list[tuple[bytes, ...]] = [()]
         while ahead:
             names = ahead.pop()
-            ahead += [(*names, name) for name in self._list(self._walker.enter(names), names)]
-        links = {path: to_bytes(one.target) for path, one in self._entries.items() if one.kind == "link"}
+            folder = self._walker.enter(names)
+            with os.scandir(folder) as listing:
+                for item in listing:
+                    name, status = os.fsencode(item.name), item.stat(follow_symlinks=False)
+                    self._add(names, name, folder, status)
+                    if stat.S_ISDIR(status.st_mode):
+                        ahead.append((*names, name))
+        links = {path: to_bytes(entry.target) for path, entry in self._entries.items() if entry.kind == "link"}
         for path in sorted(links):
             if leads_outside(path, links):
                 self._skip(path, "is a link that leads outside")
                 del self._entries[path]
-        entries = sorted(self._entries.items(), key=lambda item: item[0].split(b"/"))
-        return TreeListing(tuple(entry for _, entry in entries), tuple(self._skipped))
+        paths = sorted(self._entries, key=lambda path: path.split(b"/"))
+        return TreeListing(tuple(self._entries[path] for path in paths), tuple(self._skipped))
 
-    def _list(self, folder: int, names: tuple[bytes, ...]) -> list[bytes]:
-        """Add what is in one directory; the names of its subdirectories."""
-        below = []
-        with os.scandir(folder) as listing:
-            for entry in listing:
-                name = os.fsencode(entry.name)
-                path = b"/".join((*names, name))
-                seen = entry.stat(follow_symlinks=False)
-                if len(path) > MAX_PATH_BYTES or len(names) >= MAX_DEPTH:
-                    raise BadInput(f"it is more than {MAX_DEPTH} directories deep, or has too long a path")
-                if stat.S_ISDIR(seen.st_mode):
-                    below.append(name)
-                shown = to_text(path)
-                if stat.S_ISDIR(seen.st_mode):
-                    self._directories += 1
-                    self._entries[path] = ManifestEntry(shown, "dir", mode=EXECUTABLE)
-                elif stat.S_ISREG(seen.st_mode):
-                    self._files += 1
-                    self._bytes += seen.st_size
-                    mode = EXECUTABLE if seen.st_mode & stat.S_IXUSR else PLAIN
-                    self._entries[path] = ManifestEntry(shown, "file", seen.st_size, mode)
-                elif stat.S_ISLNK(seen.st_mode):
-                    self._files += 1
-                    target = self._relative(path, os.readlink(name, dir_fd=folder))
-                    self._entries[path] = ManifestEntry(shown, "link", target=to_text(target))
-                else:
-                    self._skip(path, "is no file")
-                if max(self._files, self._directories) > self._limit_files:
-                    raise BadInput(f"it holds more than {self._limit_files:,} files or directories")
-                if self._bytes > self._limit_bytes:
-                    raise BadInput(f"it holds more than {self._limit_bytes >> 20:,} MB")
-        return below
-
-    def _relative(self, path: bytes, target: bytes) -> bytes:
-        """Target of the link at `path`, relative to the link if it is inside by its full path."""
-        if not target.startswith(self._path + b"/"):
-            return target
-        return posixpath.relpath(target, posixpath.dirname(self._path + b"/" + path))
+    def _add(self, names: tuple[bytes, ...], name: bytes, folder: int, status: os.stat_result) -> None:
+        path = b"/".join((*names, name))
+        if len(path) > MAX_PATH_BYTES or len(names) >= MAX_DEPTH:
+            raise BadInput(f"it is more than {MAX_DEPTH} directories deep, or has too long a path")
+        shown = to_text(path)
+        if stat.S_ISDIR(status.st_mode):
+            self._directories += 1
+            self._entries[path] = ManifestEntry(shown, "dir", mode=EXECUTABLE)
+        elif stat.S_ISREG(status.st_mode):
+            self._files += 1
+            self._bytes += status.st_size
+            mode = EXECUTABLE if status.st_mode & stat.S_IXUSR else PLAIN
+            self._entries[path] = ManifestEntry(shown, "file", status.st_size, mode)
+        elif stat.S_ISLNK(status.st_mode):
+            self._files += 1
+            target = os.readlink(name, dir_fd=folder)
+            if target.startswith(self._path + b"/"):  # inside by its full path
+                target = posixpath.relpath(target, posixpath.dirname(self._path + b"/" + path))
+            self._entries[path] = ManifestEntry(shown, "link", target=to_text(target))
+        else:
+            self._skip(path, "is no file")
+        if max(self._files, self._directories) > self._limit_files:
+            raise BadInput(f"it holds more than {self._limit_files:,} files or directories")
+        if self._bytes > self._limit_bytes:
+            raise BadInput(f"it holds more than {self._limit_bytes >> 20:,} MB")
 
     def _skip(self, path: bytes, reason: str) -> None:
         self._skipped.append(SkippedFile(to_text(path), reason))
@@ -131,17 +128,10 @@ class _Lister:
 TREE_HINT = "add what is not needed to .gridignore"
 
 
-class ListedTree(Struct, frozen=True):
-    """Everything in a directory, and what cannot be read. Links are listed as they are, wherever they lead."""
-
-    entries: tuple[ManifestEntry, ...]
-    skipped: tuple[SkippedFile, ...] = ()
-
-
 class TreeDigests:
     """Lists one directory again and again, and remembers the digests of files that stay as they are.
 
-    Of ignore files only `.gridignore` is obeyed: what runs in a directory may need anything in it. Files that look like
+    Of ignore files only `.gridignore` is obeyed: a process may need anything in its directory. Files that look like
     secrets are listed as skipped and not read where a filter of secrets is given.
     """
 
@@ -156,7 +146,7 @@ class TreeDigests:
         limit_bytes: int = LIMIT_BYTES,
         limit_files: int = LIMIT_FILES,
         secrets: SecretFilter | None = None,
-    ) -> ListedTree:
+    ) -> TreeListing:
         """The directory (a path, or a descriptor that stays open); BadInput where it is beyond the limits."""
         shown = name or (f"descriptor {root}" if isinstance(root, int) else os.fspath(root))
         with translate_os_errors(shown, "read the directory"):
@@ -168,32 +158,12 @@ class TreeDigests:
                 survey.walk(GridIgnoreMatcher())
                 skipped = [SkippedFile(to_text(path), "looks like a secret") for path in survey.withheld]
                 skipped += survey.skipped
-                return ListedTree(tuple(self._entries(fd, survey.found, skipped)), tuple(skipped))
+                kept: dict[bytes, tuple[Fingerprint, str]] = {}
+                entries = read_surveyed(fd, survey.found, skipped, partial(self._digest, kept=kept))
+                self._known = kept
+                return TreeListing(tuple(entries), tuple(skipped))
             finally:
                 os.close(fd)
-
-    def _entries(self, root: int, found: list[SurveyedFile], skipped: list[SkippedFile]) -> list[ManifestEntry]:
-        entries: list[ManifestEntry] = []
-        kept: dict[bytes, tuple[Fingerprint, str]] = {}
-        with DirectoryWalker(root) as walker:
-            for surveyed in sorted(found, key=lambda one: one.path.split(b"/")):
-                if surveyed.kind != "file":
-                    entries.append(
-                        ManifestEntry(
-                            to_text(surveyed.path), surveyed.kind, 0, surveyed.mode, target=to_text(surveyed.target)
-                        )
-                    )
-                    continue
-                fd = open_surveyed(walker, surveyed, skipped)
-                if fd is None:
-                    continue
-                try:
-                    digest, size = self._digest(fd, surveyed.path, kept)
-                finally:
-                    os.close(fd)
-                entries.append(ManifestEntry(to_text(surveyed.path), "file", size, surveyed.mode, digest))
-        self._known = kept
-        return entries
 
     def _digest(self, fd: int, path: bytes, kept: dict[bytes, tuple[Fingerprint, str]]) -> tuple[str, int]:
         read_at_ns = time.time_ns()
@@ -208,8 +178,6 @@ class TreeDigests:
             offset += len(part)
         digest = hasher.hexdigest()
         settled = read_at_ns - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_NS
-        if (
-            offset == before.st_size and settled
-        ):  # file system clocks are coarse: one that changed just now is read again
+        if offset == before.st_size and settled:  # file system clocks are coarse: a recent change is read again
             kept[path] = (fingerprint(before), digest)
         return digest, offset

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import secrets
 import stat
@@ -17,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from msgspec import Struct
 
 from distributed_grid.errors import ProtocolError, Refused
-from distributed_grid.trees.content_store import ContentMissing, ContentStore, HashingWriter, write_all
+from distributed_grid.trees.content_store import ContentMissing, ContentStore, HashingWriter, file_digest, write_all
 from distributed_grid.trees.manifest import Manifest, ManifestEntry, check
 from distributed_grid.trees.paths import (
     DirectoryWalker,
@@ -47,7 +46,7 @@ _COPY_UNSUPPORTED = {
 class FileCopier:
     """Copies open files: by shared blocks where the file system can, else inside the kernel, else by reading.
 
-    It remembers what the two file systems do not support.
+    It remembers the operations that the two file systems do not support.
     """
 
     def __init__(self) -> None:
@@ -190,10 +189,7 @@ def _has_content(entry: ManifestEntry, name: bytes, folder: int) -> bool:
         status = os.fstat(fd)
         if status.st_size != entry.size or status.st_nlink != 1:
             return False
-        digest = hashlib.sha256()
-        while part := os.read(fd, READ_BYTES):
-            digest.update(part)
-        if digest.hexdigest() != entry.digest:
+        if file_digest(fd) != entry.digest:
             return False
         os.fchmod(fd, entry.mode)
         return True
@@ -264,7 +260,6 @@ class FileReceiver:
             current.drop()
 
     def abort(self) -> None:
-        """Drop the unfinished file, if any."""
         current, self._current = self._current, None
         if current is not None:
             current.drop()

@@ -154,7 +154,7 @@ class FakeDirectory:
     def allocate(self, block_id: str, size: int, *lenders: Lender, on_disk: bool = False) -> dict[str, Any]:
         places = [(lender, f"{block_id}:{number}", on_disk) for number, lender in enumerate(lenders, 1)]
         self.blocks[block_id] = {"size": size, "generation": 1, "places": places, "next": len(lenders) + 1}
-        return self.call("find_block", block_id=block_id)
+        return self.find_block(block_id=block_id)
 
     def ticket(self, block_id: str, lender: Lender, copy: str, on_disk: bool, generation: int, rights: int) -> Ticket:
         served = wait_for(lambda: lender.served)
@@ -163,10 +163,8 @@ class FakeDirectory:
         claims = TicketClaims(copy, generation, block["size"], rights, expires, self.ends_boot_ms, life, on_disk)
         return issue_ticket(served.key, claims)
 
-    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        assert op == "find_block"
+    def find_block(self, *, block_id: str) -> dict[str, Any]:
         self.calls += 1
-        block_id = arguments["block_id"]
         block = self.blocks.get(block_id)
         if block is None:
             raise NotFound(f"no block {block_id}")

@@ -16,7 +16,7 @@ from tests.e2e.agents.conftest import FarGrid, wait_until
 pytestmark = pytest.mark.e2e
 Make = Callable[..., FarGrid]
 LIST_BLOCKS = (
-    "from distributed_grid.client.memory.directory import block_directory\nprint(len(block_directory().list_blocks()))"
+    "from distributed_grid.client.memory.directory import block_directory\nprint(len(block_directory().every_block()))"
 )
 
 

@@ -133,7 +133,7 @@ def test_block_without_a_copy_is_reported_lost_with_its_lender(pool: Pool, clust
         pool.blocks.read(block, 10)
     pool.desk.call("free_block", block_id=block)
     with pytest.raises(NotFound):
-        pool.desk.call("find_block", block_id=block)
+        pool.desk.find_block(block_id=block)
 
 
 def test_an_owner_who_needs_the_memory_has_it_within_ten_seconds(pool: Pool, shared_lab: Lab) -> None:
@@ -219,7 +219,7 @@ def test_a_ticket_with_a_wrong_secret_opens_nothing(pool: Pool) -> None:
         place["secret"] = "AAAA" * 10 + "AAA="
 
     class Liar:
-        def call(self, op: str, **arguments: object) -> dict:
+        def find_block(self, *, block_id: str) -> object:
             return found
 
     stranger = BlockClient(Liar(), retry_seconds=3)

@@ -15,11 +15,10 @@ from distributed_grid.cli.offload_output import (
     moves_table,
     scan_parts,
 )
+from tests.support.records import records
 
-Row = dict[str, Any]
 
-
-def proposal(**changes: Any) -> Row:
+def proposal(**changes: Any) -> Any:
     row = {
         "node_id": "gpu-master",
         "pid": 4711,
@@ -42,10 +41,10 @@ def proposal(**changes: Any) -> Row:
         "shape": "python simulate.py",
         "process": None,
     }
-    return row | changes
+    return records(row | changes)
 
 
-def move(**changes: Any) -> Row:
+def move(**changes: Any) -> Any:
     row = {
         "move_id": "move-0123456789ab",
         "user": "ana",
@@ -72,10 +71,10 @@ def move(**changes: Any) -> Row:
         "kept_files": [],
         "notes": [],
     }
-    return row | changes
+    return records(row | changes)
 
 
-AUTO: Row = {
+AUTO: dict[str, Any] = {
     "enabled": True,
     "configured": False,
     "set_by": "ana",
@@ -91,8 +90,8 @@ AUTO: Row = {
 }
 
 
-def scan_text(rows: list[Row], node: str = "", *, everything: bool = False, problems: tuple[str, ...] = ()) -> str:
-    return "\n\n".join(scan_parts({"proposals": rows, "problems": [*problems]}, node, everything=everything))
+def scan_text(rows: list[Any], node: str = "", *, everything: bool = False, problems: tuple[str, ...] = ()) -> str:
+    return "\n\n".join(scan_parts(records({"proposals": rows, "problems": [*problems]}), node, everything=everything))
 
 
 def test_a_scan_shows_what_can_move_what_cannot_and_what_to_type() -> None:
@@ -155,7 +154,7 @@ def test_nothing_from_outside_reaches_the_terminal_as_it_is() -> None:
         ({"state": "ended", "end": "not_needed", "pid": None, "job_id": "job-1"}, "job job-1 has ended by itself"),
     ],
 )
-def test_a_move_in_one_line(changes: Row, text: str) -> None:
+def test_a_move_in_one_line(changes: dict[str, Any], text: str) -> None:
     assert move_text(move(**changes)) == f"move-0123456789ab: {text}"
 
 
@@ -182,21 +181,21 @@ def test_a_move_is_shown_by_a_prefix_that_can_be_typed() -> None:
 
 
 def test_automatic_offloading_says_by_whose_word_and_why_it_stopped() -> None:
-    assert auto_lines(AUTO)[0].startswith("automatic offloading is on, set by ana at ")
-    assert auto_lines(AUTO)[0].endswith("; the config says off")
-    assert "relieves nodes above: cpu 80 %, memory 75 %" in auto_lines(AUTO)
+    assert auto_lines(records(AUTO))[0].startswith("automatic offloading is on, set by ana at ")
+    assert auto_lines(records(AUTO))[0].endswith("; the config says off")
+    assert "relieves nodes above: cpu 80 %, memory 75 %" in auto_lines(records(AUTO))
     look = {"node_id": "gpu2", "at": None, "reason": "memory at 91 %", "jobs": [{"job_id": "a", "reason": "too short"}]}
     stopped = {"set_by": None, "enabled": False, "stopped": "3 moves failed", "failures": 3}
-    plain = auto_lines(AUTO | stopped | {"degraded": {"gpu1": "full"}, "nodes": [look]})
+    plain = auto_lines(records(AUTO | stopped | {"degraded": {"gpu1": "full"}, "nodes": [look]}))
     assert plain[0] == "automatic offloading is off, as the config says"
     assert "it has stopped: 3 moves failed; go on with grid offload auto --enable" in plain
     assert plain[-3:] == ["gpu1 is degraded: full", "gpu2 at -: memory at 91 %", "  a: too short"]
 
 
 def test_a_watch_without_a_terminal_prints_what_changes() -> None:
-    def picture(proposals: list[Row], moves: list[Row], pressure: float = 0.9, **auto: Any) -> dict[str, str]:
+    def picture(proposals: list[Any], moves: list[Any], pressure: float = 0.9, **auto: Any) -> dict[str, str]:
         nodes = {"nodes": [{"node_id": "gpu-master", "state": "alive", "pressure": pressure}]}
-        return OffloadPicture(nodes, {}, AUTO | auto, proposals, moves).facts()
+        return OffloadPicture(records(nodes), {}, records(AUTO | auto), proposals, moves).facts()
 
     first = picture([proposal()], [])
     assert changed_lines({}, first) == [

@@ -26,6 +26,7 @@ from distributed_grid.cli.output import (
     unique_prefixes,
 )
 from distributed_grid.errors import BadInput
+from tests.support.records import records
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_an_outcome_is_a_few_words() -> None:
         {"outcome": "signalled", "signal": 9},
         {"outcome": "waited_too_long"},
     ]
-    assert [format_outcome(job) for job in jobs] == ["-", "exit 3", "signal 9", "waited too long"]
+    assert [format_outcome(job) for job in records(jobs)] == ["-", "exit 3", "signal 9", "waited too long"]
 
 
 def test_the_bar_is_empty_at_first_and_full_at_the_end() -> None:
@@ -133,9 +134,9 @@ def test_a_wide_character_takes_two_columns_and_a_combining_one_none() -> None:
     assert cut_to_width("anything", 0) == ""
 
 
-def detached_job(name: str, **changes: Any) -> dict[str, Any]:
+def detached_job(name: str, **changes: Any) -> Any:
     found = {"job_id": name, "state": "running", "detached_at": "2026-05-01T13:00:00Z", "detached_reason": "gone"}
-    return found | changes
+    return records(found | changes)
 
 
 def test_detached_jobs_that_go_on_are_listed_with_the_command_that_follows_them() -> None:

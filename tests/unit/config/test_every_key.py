@@ -416,7 +416,7 @@ def reached_by(config: ClusterConfig) -> Observed:
     async def target() -> Observed:
         engine = RayEngine()
         grid = Grid(InMemoryStore(), Clock())
-        reconciler = EngineReconciler(engine, hold_seconds=60)
+        reconciler = EngineReconciler(grid, engine, hold_seconds=60)
         cluster = a_cluster_service(grid, config, engine, reconciler)
         cluster._id = "grid"
         found = cluster.target(config.nodes[0].name)
@@ -431,7 +431,7 @@ def ray_address(config: ClusterConfig) -> Observed:
     async def address() -> Observed:
         engine = RayEngine()
         grid = Grid(InMemoryStore(), Clock())
-        reconciler = EngineReconciler(engine, hold_seconds=60)
+        reconciler = EngineReconciler(grid, engine, hold_seconds=60)
         cluster = a_cluster_service(grid, config, engine, reconciler)
         return await cluster.ray.nodes.addresses([node.name for node in config.nodes])
 

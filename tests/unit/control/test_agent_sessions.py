@@ -97,11 +97,11 @@ CLOCK = Clock()
 
 def with_a_grid(story: Story, store: InMemoryStore | None = None) -> None:
     async def run() -> None:
-        gateway = AgentGateway()
         grid = Grid(store or InMemoryStore(), CLOCK)
-        grid.perform_with({AttemptEffect: gateway.perform})
+        gateway = AgentGateway(grid)
+        grid.perform_with({AttemptEffect: gateway.sessions.perform})
         await grid.start()
-        gateway.start(grid)
+        gateway.start()
         try:
             for name in ("ash", "birch"):
                 await grid.handle(NodeDeclared(replace(a_node(name), hold_ms=60_000)))

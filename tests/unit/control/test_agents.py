@@ -80,15 +80,16 @@ class FarAgent:
 class World:
     """A control plane with two far nodes, each with its agent, on a store that may fail or hang."""
 
-    def __init__(self) -> None:
-        self.store, self.clock, self.gateway = ShakyStore(), Clock(), AgentGateway()
+    def __init__(self, registry: NodeRegistry) -> None:
+        self.store, self.clock = ShakyStore(), Clock()
         self.grid = Grid(self.store, self.clock)
-        self.grid.perform_with({AttemptEffect: self.gateway.perform})
+        self.gateway = AgentGateway(self.grid, registry)
+        self.grid.perform_with({AttemptEffect: self.gateway.sessions.perform})
         self.ash, self.elm = FarAgent(self.gateway, "ash"), FarAgent(self.gateway, "elm")
 
     async def open(self) -> None:
         await self.grid.start()
-        self.gateway.start(self.grid)
+        self.gateway.start()
         for agent in (self.ash, self.elm):
             await self.grid.handle(NodeDeclared(a_node(agent.nodes[0], cores=4, hold_s=HOLD_S)))
             agent.hello()
@@ -109,9 +110,9 @@ class World:
             await asyncio.sleep(0.01)
 
 
-def play(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+def play(story: Callable[[World], Coroutine[Any, Any, None]], registry: NodeRegistry | None = None) -> None:
     async def run() -> None:
-        world = World()
+        world = World(registry or NodeRegistry())
         await world.open()
         try:
             await asyncio.wait_for(story(world), 20)
@@ -300,7 +301,6 @@ class Believing(NodeRegistry):
 
 def test_an_agent_that_is_asked_to_says_anew_what_its_machine_has():
     async def story(world: World) -> None:
-        world.gateway.start(world.grid, Believing())
         world.ash.beat(2)
         await world.grid.handle(ReassessmentRequested())
         world.ash.beat(3)
@@ -315,7 +315,7 @@ def test_an_agent_that_is_asked_to_says_anew_what_its_machine_has():
         world.elm.beat(6)
         assert world.elm.all(wire.HeartbeatReply)[-1].report_capacity  # until it does
 
-    play(story)
+    play(story, Believing())
 
 
 class YieldingRegistry(NodeRegistry):
@@ -329,20 +329,16 @@ class YieldingRegistry(NodeRegistry):
 
 
 def test_other_rules_of_the_owner_reach_agents_that_are_connected_already() -> None:
+    registry = YieldingRegistry()
+
     async def story(world: World) -> None:
-        registry = YieldingRegistry()
-        await world.gateway.stop()
-        world.gateway.start(world.grid, registry)
-        world.ash.hello()
-        world.ash.beat(2)
-        await world.gateway.settled()
         assert [one.owner for one in world.ash.all(wire.Welcome)][-1] == registry.rules
         registry.rules = None  # its machine is dedicated from now on
-        world.gateway.send_owner_rules()
+        world.gateway.sessions.send_owner_rules()
         assert [one.owner for one in world.ash.all(wire.Welcome)][-1] is None
         assert not world.ash.closed
 
-    play(story)
+    play(story, registry)
 
 
 def test_a_machine_that_says_it_ends_gets_nothing_of_what_its_next_report_frees() -> None:

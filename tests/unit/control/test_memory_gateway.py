@@ -64,11 +64,10 @@ def in_a_pool(story: Any) -> None:
 
     async def run() -> None:
         agents = {"ash": Agent("ash"), "birch": Agent("birch")}
-        lending = MemoryGateway(agents)
         grid = Grid(InMemoryStore(), Clock())
+        lending = MemoryGateway(grid, agents, lambda node: (b"certificate", b"key"))
         grid.perform_with({MemoryEffect: lending.perform})
         await grid.start()
-        lending.start(grid, lambda node: (b"certificate", b"key"))
         try:
             for name in agents:
                 await grid.handle(NodeDeclared(a_node(name)))

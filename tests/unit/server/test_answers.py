@@ -13,6 +13,7 @@ from distributed_grid.api.framing import MAX_FRAME_BYTES
 from distributed_grid.control.grid import SLICE_SECONDS, LoopSlices
 from distributed_grid.errors import Refused
 from distributed_grid.server.answers import MAX_ANSWER_BYTES, MAX_HELD_BYTES, MAX_SENDERS, AnswerRenderer, EncodedAnswer
+from distributed_grid.server.pages import select_page
 
 Story = Callable[[AnswerRenderer], Awaitable[None]]
 
@@ -26,8 +27,8 @@ def run(story: Story) -> None:
 
 async def render(renderer: AnswerRenderer, rows: list[Any], view: Callable[[Any], Any] = lambda row: row) -> Any:
     async with renderer.answer(max_rows=len(rows)) as writer:
-        omitted = await writer.rows("rows", rows, view)
-        writer.field("omitted", omitted)
+        written = await writer.rows("rows", rows, view)
+        writer.field("omitted", len(rows) - written)
         return writer.finish()
 
 
@@ -136,6 +137,32 @@ def test_an_answer_is_cut_before_it_exceeds_a_frame_and_counts_the_rows_it_leave
         assert len(decoded["rows"]) + decoded["omitted"] == 100
         assert decoded["omitted"] > 80
         assert (await render(renderer, ["x"] * 20_000)).decode()["omitted"] == 10_000
+
+    run(story)
+
+
+def test_the_next_page_begins_with_the_first_row_that_did_not_fit_in_either_order() -> None:
+    async def story(renderer: AnswerRenderer) -> None:
+        names = [f"{number:03}" for number in range(100)]
+        for last_first in (False, True):
+            shown: list[str] = []
+            cursor = ""
+            while True:
+                async with renderer.answer(max_rows=80) as writer:
+                    page = await select_page(
+                        renderer.slices, names, lambda name: (0, name), name="rows", cursor=cursor, limit=80
+                    )
+                    answer = await writer.page("rows", page, lambda name: name + "x" * 2**20, last_first=last_first)
+                assert answer.size < MAX_FRAME_BYTES
+                decoded = answer.decode()
+                rows = [row[:3] for row in decoded["rows"]]
+                assert rows == sorted(rows, reverse=last_first)
+                assert len(rows) + decoded["omitted"] == min(80, 100 - len(shown))
+                shown += reversed(rows) if last_first else rows
+                assert decoded["more"] == (len(shown) < 100)
+                if (cursor := decoded["next"]) is None:
+                    break
+            assert shown == names
 
     run(story)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -32,7 +32,7 @@ from distributed_grid.adapters.clouds.boot_script import boot_script
 from distributed_grid.config.providers import AwsSettings, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
-from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
+from distributed_grid.ports import CloudProviderBase, InstanceState, WorkerInstance, WorkerOffer, WorkerOrder
 
 SPOT, ON_DEMAND = "spot", "on-demand"
 MIB = 1 << 20
@@ -204,7 +204,7 @@ def spot_limit(settings: AwsSettings, kind: str, instance_type: str) -> float | 
 
 _CLIENT_TOKEN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NOT_GONE = ["pending", "running", "shutting-down", "stopping", "stopped"]
-_STATES: Mapping[str, Literal["starting", "running", "stopping", "gone"]] = {
+_STATES: Mapping[str, InstanceState] = {
     "pending": "starting",
     "running": "running",
     "terminated": "gone",
@@ -337,15 +337,8 @@ class AWSCloudProvider(CloudProviderBase):
             if not request.get("InstanceId"):
                 tags, status = _tags_of(request), request.get("Status", {}).get("Message", "")
                 age = max(0.0, self._clock() - request["CreateTime"].timestamp()) if "CreateTime" in request else 0.0
-                view = WorkerInstance(
-                    worker_id=tags.get(TAGS.worker, ""),
-                    grid_id=tags.get(TAGS.grid, ""),
-                    instance=request["SpotInstanceRequestId"],
-                    state="starting",
-                    age_seconds=age,
-                    detail=status[:300],
-                )
-                views.append(view)
+                name = request["SpotInstanceRequestId"]
+                views.append(TAGS.instance(tags, name, "starting", age_seconds=age, detail=status[:300]))
         return views
 
     def _spot_requests(self, filters: Sequence[dict[str, Any]], *states: str) -> Iterator[dict[str, Any]]:
@@ -363,13 +356,8 @@ class AWSCloudProvider(CloudProviderBase):
         tags, state = _tags_of(instance), _STATES.get(instance["State"]["Name"], "stopping")
         reason = instance.get("StateReason", {}).get("Message", "") if state in ("stopping", "gone") else ""
         age = max(0.0, self._clock() - instance["LaunchTime"].timestamp())
-        return WorkerInstance(
-            worker_id=tags.get(TAGS.worker, ""),
-            grid_id=tags.get(TAGS.grid, ""),
-            instance=instance["InstanceId"],
-            state=state,
-            age_seconds=age,
-            detail=" ".join(reason.split())[:300],
+        return TAGS.instance(
+            tags, instance["InstanceId"], state, age_seconds=age, detail=" ".join(reason.split())[:300]
         )
 
 

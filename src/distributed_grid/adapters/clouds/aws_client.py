@@ -228,8 +228,14 @@ def grid_error(failure: Exception, doing: str, offer: WorkerOffer | None = None)
         code = error_code(failure)
         status = int(failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
         text = f"AWS {doing}: {_words(failure)} ({code})"
-        if (scope := _scope(code, offer)) is not None:
-            return NoCapacity(text, scope)
+        if code in _OFFER_IS_FULL:
+            return NoCapacity(text)
+        if offer is not None and code in _ZONE_IS_FULL:
+            return NoCapacity(text, f"zone:{offer.zone}" if offer.zone else "")
+        if offer is not None and code in _SPOT_IS_FULL:
+            return NoCapacity(text, f"market:{offer.market}")
+        if offer is not None and code in _LIMIT_IS_REACHED:  # for a family of types in one market, whatever the zone
+            return NoCapacity(text, f"market:{offer.market} kind:{offer.worker_type}")
         if code in _THROTTLED or code.startswith("Throttl"):
             return Throttled(text)
         if code in _CREDENTIALS:  # what AWS says then may repeat parts of the request
@@ -247,21 +253,6 @@ def grid_error(failure: Exception, doing: str, offer: WorkerOffer | None = None)
     if isinstance(failure, sdk.NoRegionError | sdk.InvalidRegionError | sdk.UnknownEndpointError):
         return BadInput("providers.aws.region is not the name of a region")
     return Unreachable(f"AWS {doing}: no answer ({type(failure).__name__})")
-
-
-def _scope(code: str, offer: WorkerOffer | None) -> str | None:
-    """Scope of a lack of capacity; empty: the one offer. None where the code is about something else."""
-    if code in _OFFER_IS_FULL:
-        return ""
-    if offer is None:
-        return None
-    if code in _ZONE_IS_FULL:
-        return f"zone:{offer.zone}" if offer.zone else ""
-    if code in _SPOT_IS_FULL:
-        return f"market:{offer.market}"
-    if code in _LIMIT_IS_REACHED:  # of the account, for a family of types in one market, whatever the zone
-        return f"market:{offer.market} kind:{offer.worker_type}"
-    return None
 
 
 def _words(failure: Any) -> str:

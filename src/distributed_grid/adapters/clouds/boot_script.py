@@ -24,13 +24,14 @@ import shlex
 from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from distributed_grid import __version__
 from distributed_grid.adapters.clouds.agent_download import read_token
 from distributed_grid.errors import Conflict
-from distributed_grid.ports import JOIN_VARIABLE, WorkerOrder
+from distributed_grid.ports import JOIN_VARIABLE, InstanceState, WorkerInstance, WorkerOrder
 
 
 class MachineTags(Struct, frozen=True):
@@ -45,6 +46,10 @@ class MachineTags(Struct, frozen=True):
 
     def match(self, tags: Mapping[str, str], worker_id: str, grid_id: str) -> bool:
         return tags.get(self.worker) == worker_id and tags.get(self.grid) == grid_id
+
+    def instance(self, tags: Mapping[str, str], instance: str, state: InstanceState, **facts: Any) -> WorkerInstance:
+        """The worker of a machine with these tags; empty names if it has none."""
+        return WorkerInstance(tags.get(self.worker, ""), tags.get(self.grid, ""), instance, state, **facts)
 
     def check_order(self, tags: Mapping[str, str], order: WorkerOrder, machine: str) -> None:
         """Raise `Conflict` for a machine that another order, or nobody of this grid, has made under this name."""
@@ -184,7 +189,12 @@ def boot_script(order: WorkerOrder, home: str = HOME, *, margin_seconds: int = E
         "deadline": environ.pop(DEADLINE_VARIABLE, DEADLINE_SECONDS),
         "silence": str(ceil(exit_seconds) + margin_seconds) if exit_seconds else "",
     }
-    values["addresses"], values["fingerprint"] = _addresses(values["token"])
+    try:
+        addresses, fingerprint, _, _ = read_token(values["token"])
+    except ValueError:
+        addresses, fingerprint = [], ""
+    safe = [address for address in addresses if re.fullmatch(r"[][A-Za-z0-9.:_-]+", address)]
+    values["addresses"], values["fingerprint"] = " ".join(safe[:MAX_ADDRESSES]), str(fingerprint)
     silence = max(float(values["deadline"]), float(values["silence"] or 0))
     values["end_minutes"] = str(ceil(silence / 60) + END_MINUTES) if values["silence"] else ""
     settings = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
@@ -194,31 +204,17 @@ def boot_script(order: WorkerOrder, home: str = HOME, *, margin_seconds: int = E
         user=USER,
         heard=HEARD_FILE,
         version=shlex.quote(f"grid {__version__}"),
-        download=download_program(),
+        download=_source("agent_download.py"),
         check=check_program(),
     )
     assert len(script.encode()) <= MAX_BYTES
     return script
 
 
-def _addresses(token: str) -> tuple[str, str]:
-    """The addresses of the control plane that a join token names, and the fingerprint of its certificate."""
-    try:
-        addresses, fingerprint, _, _ = read_token(token)
-    except ValueError:
-        return "", ""
-    safe = (address for address in addresses if re.fullmatch(r"[][A-Za-z0-9.:_-]+", address))
-    return " ".join(list(safe)[:MAX_ADDRESSES]), str(fingerprint)
-
-
 def check_program() -> str:
     program = _source("control_plane_check.py")
     assert "'" not in program, "it is an argument in single quotes"
     return program
-
-
-def download_program() -> str:
-    return _source("agent_download.py")
 
 
 def _source(name: str) -> str:

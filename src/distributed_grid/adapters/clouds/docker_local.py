@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,7 +35,14 @@ from distributed_grid.config.providers import DockerLocalSettings, provider_sett
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, NoCapacity, Refused, Unreachable
 from distributed_grid.number_text import counted, rounded
-from distributed_grid.ports import JOIN_VARIABLE, CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
+from distributed_grid.ports import (
+    JOIN_VARIABLE,
+    CloudProviderBase,
+    InstanceState,
+    WorkerInstance,
+    WorkerOffer,
+    WorkerOrder,
+)
 
 MAX_WORDS = 300
 """Length to which messages of the engine and of containers are cut."""
@@ -246,7 +253,7 @@ TIMEOUT_SECONDS = 20.0
 MIN_CPU_MILLI, MIN_MEMORY_BYTES = 10, 64 << 20
 """With less than this the engine refuses a container, or the agent does not start."""
 NVIDIA_DEVICES = Path("/proc/driver/nvidia/gpus")
-_STATES: Mapping[str, Literal["starting", "running", "stopping"]] = {
+_STATES: Mapping[str, InstanceState] = {
     "created": "starting",
     "restarting": "starting",
     "running": "running",
@@ -292,7 +299,17 @@ class DockerLocalProvider(CloudProviderBase):
                     container = self._create(engine, order, limits)
             LABELS.check_order(container.labels, order, f"a container {order.worker_id}")
             if container.status == "created":
-                engine.put_files(container.id, _home_files(self._user, order.environ.get(JOIN_VARIABLE, "")))
+                token = order.environ.get(JOIN_VARIABLE, "")
+                content = token.encode()
+                home, file = tarfile.TarInfo(HOME.lstrip("/")), tarfile.TarInfo(TOKEN_FILE.lstrip("/"))
+                home.type, home.mode = tarfile.DIRTYPE, 0o700
+                file.size, file.mode = len(content), 0o600
+                buffer = io.BytesIO()
+                with tarfile.open(fileobj=buffer, mode="w") as archive:
+                    for entry in (home, file):
+                        entry.uid, entry.gid = self._user
+                        archive.addfile(entry, io.BytesIO(content))
+                engine.put_files(container.id, buffer.getvalue())
                 engine.start(container.id)
                 container = engine.inspect(order.worker_id) or container
         return _instance(container, warnings)
@@ -404,26 +421,11 @@ class DockerLocalProvider(CloudProviderBase):
         return container
 
 
-def _home_files(user: tuple[int, int], token: str) -> bytes:
-    """The agent's home with the join token in it, as a tar."""
-    content = token.encode()
-    home, file = tarfile.TarInfo(HOME.lstrip("/")), tarfile.TarInfo(TOKEN_FILE.lstrip("/"))
-    home.type, home.mode = tarfile.DIRTYPE, 0o700
-    file.size, file.mode = len(content), 0o600
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for entry in (home, file):
-            entry.uid, entry.gid = user
-            archive.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
-
-
 def _instance(container: Container, warnings: Sequence[str] = ()) -> WorkerInstance:
-    return WorkerInstance(
-        worker_id=container.labels[LABELS.worker],
-        grid_id=container.labels.get(LABELS.grid, ""),
-        instance=container.id[:12],
-        state=_STATES.get(container.status, "stopping"),
+    return LABELS.instance(
+        container.labels,
+        container.id[:12],
+        _STATES.get(container.status, "stopping"),
         age_seconds=max(0.0, time.time() - container.created_at),
         detail="; ".join([*warnings, *([container.end] if container.end else [])]),
     )

@@ -12,12 +12,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 
@@ -35,7 +36,7 @@ from distributed_grid.adapters.clouds.gcp_api import (
 from distributed_grid.config.providers import GcpSettings, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
-from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
+from distributed_grid.ports import CloudProviderBase, InstanceState, WorkerInstance, WorkerOffer, WorkerOrder
 
 SPOT, STANDARD = "spot", "standard"
 MIB = 1024**2
@@ -182,7 +183,7 @@ CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 REQUEST_NAMESPACE = uuid.UUID("5bc5b4ae-6b5c-4d4e-8d2f-7f0c4e0c6f5a")
 NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 LABEL_VALUE = re.compile(r"[-_a-z0-9]{1,63}")
-_STATES: Mapping[str, Literal["starting", "running", "stopping"]] = {
+_STATES: Mapping[str, InstanceState] = {
     "PENDING": "starting",
     "PROVISIONING": "starting",
     "STAGING": "starting",
@@ -299,11 +300,10 @@ def worker_instance(machine: Mapping[str, Any], at: float) -> WorkerInstance:
         ends_in = max(0.0, timestamp(ends_at, at) - at)
     elif seconds is not None and status not in ("STOPPED", "TERMINATED", "SUSPENDED"):  # Google forgets their end
         ends_in = max(0.0, made_at + float(seconds) - at)  # as if it had run since it was made
-    return WorkerInstance(
-        worker_id=labels.get(LABELS.worker, ""),
-        grid_id=labels.get(LABELS.grid, ""),
-        instance=str(machine.get("id") or machine.get("name") or ""),
-        state=_STATES.get(status, "stopping"),
+    return LABELS.instance(
+        labels,
+        str(machine.get("id") or machine.get("name") or ""),
+        _STATES.get(status, "stopping"),
         age_seconds=max(0.0, at - made_at),
         detail=detail or (f"it is {status}" if status not in _STATES else ""),
         ends_in_seconds=ends_in,
@@ -355,6 +355,8 @@ class GCPCloudProvider(CloudProviderBase):
             raise BadInput("providers.gcp: the key 'zone' (or 'zones') is missing")
         if self._settings.max_run_seconds > MAX_RUN_SECONDS:
             raise BadInput(f"providers.gcp.max_run_hours: Google takes at most {MAX_RUN_SECONDS // 3600}")
+        self._where = self._settings.zone_names
+        self._is_one_region = len({region_of(zone) for zone in self._where}) <= 1
         self._timeout_seconds = timeout_seconds
         self._api = ComputeApi(self._settings)
         self._lock = threading.Lock()
@@ -363,7 +365,7 @@ class GCPCloudProvider(CloudProviderBase):
 
     def create(self, order: WorkerOrder) -> WorkerInstance:
         """Insert the machine and wait until Google has made it; one that is there is compared with the order."""
-        action, deadline = f"create {order.worker_id}", self._deadline()
+        action, deadline = f"create {order.worker_id}", Deadline(self._timeout_seconds)
         try:
             return self._create(order, action, deadline)
         except GridError as failure:
@@ -378,7 +380,7 @@ class GCPCloudProvider(CloudProviderBase):
         """The machines of this grid in all zones of the project, also in those that the config names no more."""
         if not LABEL_VALUE.fullmatch(grid_id):
             return []
-        machines = self._labelled({LABELS.grid: grid_id}, "list", self._deadline())
+        machines = self._labelled({LABELS.grid: grid_id}, "list", Deadline(self._timeout_seconds))
         return [
             worker_instance(machine, time)
             for machine, time in machines
@@ -387,31 +389,35 @@ class GCPCloudProvider(CloudProviderBase):
 
     def describe(self, worker_id: str, grid_id: str) -> WorkerInstance | None:
         """The machine; None once it is deleted. One that was only stopped is `stopping`: its disk is still paid for."""
-        seen = self._find(worker_id, grid_id, f"describe {worker_id}", self._deadline())
+        seen = self._find(worker_id, grid_id, f"describe {worker_id}", Deadline(self._timeout_seconds))
         return None if seen is None else worker_instance(*seen)
 
     def terminate(self, worker_id: str, grid_id: str) -> None:
         """Have the machine deleted, with its disk. No key goes with it: Google would repeat a failure."""
-        action, deadline = f"terminate {worker_id}", self._deadline()
+        action, deadline = f"terminate {worker_id}", Deadline(self._timeout_seconds)
         seen = self._find(worker_id, grid_id, action, deadline)
         if seen is None:
             return
         path = f"/zones/{zone_of(seen[0])}/instances/{seen[0]['name']}"
         try:
-            self._api.call("DELETE", path, deadline, why=action)
+            self._api.call("DELETE", path, deadline, action=action)
         except ApiFailure as failure:
             if failure.status != 404:
                 raise call_error(failure, action) from None
 
     def offers(self) -> Sequence[WorkerOffer]:
         """Each kind of worker on each market, spot first, of each machine type, in each zone; in the config's order."""
-        action, deadline, settings = "offers", self._deadline(), self._settings
+        action, deadline, settings = "offers", Deadline(self._timeout_seconds), self._settings
         if not settings.machine_types:
             raise BadInput("providers.gcp.machine_types names no machine type, such as {cpu: e2-standard-4}")
         markets = [SPOT, STANDARD] if settings.preemptible_enabled else [STANDARD]
-        limits = {
-            region: self._limits(region, action, deadline) for region in dict.fromkeys(map(region_of, self._where))
-        }
+        limits: dict[str, dict[str, float]] = {}
+        for region in dict.fromkeys(map(region_of, self._where)):
+            known = limits.setdefault(region, {})
+            for path in ("", f"/regions/{region}"):
+                with contextlib.suppress(Refused):  # an unknown limit is no limit
+                    answer = self._get(path, action, deadline)
+                    known |= limits_of((answer.body if answer is not None else {}).get("quotas") or ())
         offers: list[WorkerOffer] = []
         for kind, shapes in shapes_of(settings).items():
             for market in markets:
@@ -419,10 +425,10 @@ class GCPCloudProvider(CloudProviderBase):
                     for zone in self._where:
                         key = (wanted.shape.machine_type, zone)
                         if key not in self._machine_types:
-                            answer = self._get(f"/zones/{zone}/machineTypes/{key[0]}", action, deadline)
-                            if answer is None:
+                            described = self._get(f"/zones/{zone}/machineTypes/{key[0]}", action, deadline)
+                            if described is None:
                                 continue  # the zone does not have this type
-                            self._machine_types[key] = answer.body
+                            self._machine_types[key] = described.body
                         resources = resources_of(self._machine_types[key], wanted.shape)
                         place = (kind, market, zone)
                         offers.append(make_offer(settings, wanted, place, resources, limits[region_of(zone)]))
@@ -433,11 +439,11 @@ class GCPCloudProvider(CloudProviderBase):
 
     def check(self) -> Sequence[str]:
         """Credentials, permissions, image and machine types, each by a call that changes nothing."""
-        action, deadline, settings = "check", self._deadline(), self._settings
+        action, deadline, settings = "check", Deadline(self._timeout_seconds), self._settings
         lines = [self._api.source_of_credentials()]
         needed = needed_permissions(settings)
         try:
-            granted = set(self._api.granted(needed, deadline, why=action))
+            granted = set(self._api.granted(needed, deadline, action=action))
         except ApiFailure as failure:
             lines.append(f"which permissions there are cannot be asked: {failure.message}")
         else:
@@ -455,7 +461,7 @@ class GCPCloudProvider(CloudProviderBase):
         lines.append(f"{len(offers) - len(unavailable)} offers in {', '.join(self._where)}")
         return [*lines, *unavailable]
 
-    def _create(self, order: WorkerOrder, why: str, deadline: Deadline) -> WorkerInstance:
+    def _create(self, order: WorkerOrder, action: str, deadline: Deadline) -> WorkerInstance:
         _, _, zone = ordered_machine(order.offer)
         if not NAME.fullmatch(order.worker_id) or not LABEL_VALUE.fullmatch(order.grid_id):
             raise Refused(f"{order.worker_id} of {order.grid_id}: Google takes only names of a-z, 0-9 and -, up to 63")
@@ -463,18 +469,30 @@ class GCPCloudProvider(CloudProviderBase):
         key, body = {"requestId": request_id(order.worker_id)}, instance_body(self._settings, order)
         operation: Mapping[str, Any] = {}
         try:
-            operation = self._api.call("POST", path, deadline, why=why, query=key, body=body).body
+            operation = self._api.call("POST", path, deadline, action=action, query=key, body=body).body
         except ApiFailure as failure:
             if failure.status != 409:
-                raise call_error(failure, why, order.offer, is_one_region=self._is_one_region) from None
-        failed = self._wait_for(operation, zone, why, deadline) if operation else None
-        answer = self._get(f"{path}/{order.worker_id}", why, deadline)
+                raise call_error(failure, action, order.offer, is_one_region=self._is_one_region) from None
+        failed: ApiFailure | None = None
+        if operation:
+            pause = FIRST_POLL_SECONDS
+            while operation.get("status") != "DONE":
+                deadline.pause(pause, f"{action}: Google is still at it")
+                pause = min(2 * pause, MAX_POLL_SECONDS)
+                polled = self._get(f"/zones/{zone}/operations/{operation.get('name')}", action, deadline)
+                if polled is None:
+                    raise Unreachable(f"{action}: Google does not know its operation {operation.get('name')}")
+                operation = polled.body
+            failed = ApiFailure.of_operation(operation)
+        answer = self._get(f"{path}/{order.worker_id}", action, deadline)
         if answer is None:
             if failed is not None:
-                raise operation_error(failed, why, order.offer, is_one_region=self._is_one_region)
-            known = self._get(f"/zones/{zone}/operations/{operation.get('name')}", why, deadline) if operation else None
+                raise operation_error(failed, action, order.offer, is_one_region=self._is_one_region)
+            known = (
+                self._get(f"/zones/{zone}/operations/{operation.get('name')}", action, deadline) if operation else None
+            )
             if known is None:
-                raise Unreachable(f"{why}: Google says that it is there, and does not show it")
+                raise Unreachable(f"{action}: Google says that it is there, and does not show it")
             # Google has made the machine and does not show it: not yet, or, if that was long ago, no more.
             instance = str(known.body.get("targetId") or order.worker_id)
             since = known.at - timestamp(known.body.get("endTime"), known.at)
@@ -486,20 +504,8 @@ class GCPCloudProvider(CloudProviderBase):
         self._remember(order.worker_id, zone)
         return worker_instance(answer.body, answer.at)
 
-    def _wait_for(self, operation: Mapping[str, Any], zone: str, why: str, deadline: Deadline) -> ApiFailure | None:
-        """Wait until an operation has ended; its failure, None where it succeeded."""
-        pause = FIRST_POLL_SECONDS
-        while operation.get("status") != "DONE":
-            deadline.pause(pause, f"{why}: Google is still at it")
-            pause = min(2 * pause, MAX_POLL_SECONDS)
-            answer = self._get(f"/zones/{zone}/operations/{operation.get('name')}", why, deadline)
-            if answer is None:
-                raise Unreachable(f"{why}: Google does not know its operation {operation.get('name')}")
-            operation = answer.body
-        return ApiFailure.of_operation(operation)
-
     def _find(
-        self, worker_id: str, grid_id: str, why: str, deadline: Deadline
+        self, worker_id: str, grid_id: str, action: str, deadline: Deadline
     ) -> tuple[Mapping[str, Any], float] | None:
         """A machine of this grid and the time of Google's answer: found by name where it was seen last and in the zones
         of the config, by labels in all others. While a zone does not answer, `Unreachable`."""
@@ -508,11 +514,11 @@ class GCPCloudProvider(CloudProviderBase):
         with self._lock:
             hint = self._zones.get(worker_id)
         for zone in dict.fromkeys([*([hint] if hint else []), *self._where]):
-            answer = self._get(f"/zones/{zone}/instances/{worker_id}", why, deadline)
+            answer = self._get(f"/zones/{zone}/instances/{worker_id}", action, deadline)
             if answer is not None and is_ours(answer.body, worker_id, grid_id):
                 self._remember(worker_id, zone)
                 return answer.body, answer.at
-        for machine, at in self._labelled({LABELS.worker: worker_id, LABELS.grid: grid_id}, why, deadline):
+        for machine, at in self._labelled({LABELS.worker: worker_id, LABELS.grid: grid_id}, action, deadline):
             if is_ours(machine, worker_id, grid_id):
                 self._remember(worker_id, zone_of(machine))
                 return machine, at
@@ -521,23 +527,23 @@ class GCPCloudProvider(CloudProviderBase):
         return None
 
     def _labelled(
-        self, labels: Mapping[str, str], why: str, deadline: Deadline
+        self, labels: Mapping[str, str], action: str, deadline: Deadline
     ) -> Iterator[tuple[Mapping[str, Any], float]]:
         """The machines with these labels in all zones. A list that lacks a zone is refused: its machines would seem
         gone."""
         terms = " AND ".join(f'(labels.{name} = "{value}")' for name, value in labels.items())
         query = {"filter": terms, "maxResults": "500", "returnPartialSuccess": "true"}
         try:
-            for page in self._api.pages("/aggregated/instances", deadline, why=why, query=query):
+            for page in self._api.pages("/aggregated/instances", deadline, action=action, query=query):
                 scopes = page.body.get("items") or {}
                 if missing := [*(page.body.get("unreachables") or ()), *unreachable_scopes(scopes)]:
-                    raise Unreachable(f"{why}: Google's list lacks {one_line(', '.join(map(str, missing)))}")
+                    raise Unreachable(f"{action}: Google's list lacks {one_line(', '.join(map(str, missing)))}")
                 for scope in scopes.values():
                     for machine in scope.get("instances") or ():
                         if labels.items() <= labels_of(machine).items():
                             yield machine, page.at
         except ApiFailure as failure:
-            raise call_error(failure, why) from None
+            raise call_error(failure, action) from None
 
     def _remember(self, worker_id: str, zone: str) -> None:
         with self._lock:
@@ -545,30 +551,8 @@ class GCPCloudProvider(CloudProviderBase):
                 self._zones.clear()
             self._zones[worker_id] = zone
 
-    def _get(self, path: str, why: str, deadline: Deadline, *, project: str = "") -> ApiAnswer | None:
+    def _get(self, path: str, action: str, deadline: Deadline, *, project: str = "") -> ApiAnswer | None:
         try:
-            return self._api.get(path, deadline, why=why, project=project)
+            return self._api.get(path, deadline, action=action, project=project)
         except ApiFailure as failure:
-            raise call_error(failure, why) from None
-
-    @property
-    def _where(self) -> tuple[str, ...]:
-        return self._settings.zone_names
-
-    @property
-    def _is_one_region(self) -> bool:
-        return len({region_of(zone) for zone in self._where}) <= 1
-
-    def _deadline(self) -> Deadline:
-        return Deadline(self._timeout_seconds)
-
-    def _limits(self, region: str, why: str, deadline: Deadline) -> Mapping[str, float]:
-        """The limits of a region and of the project, as far as they may be read: an unknown one is no limit."""
-        limits: dict[str, float] = {}
-        for path in ("", f"/regions/{region}"):
-            try:
-                answer = self._get(path, why, deadline)
-            except Refused:
-                continue
-            limits |= limits_of((answer.body if answer is not None else {}).get("quotas") or ())
-        return limits
+            raise call_error(failure, action) from None

@@ -101,42 +101,42 @@ class ApiFailure(Exception):
 
 
 def call_error(
-    failure: ApiFailure, why: str, offer: WorkerOffer | None = None, *, is_one_region: bool = True
+    failure: ApiFailure, action: str, offer: WorkerOffer | None = None, *, is_one_region: bool = True
 ) -> GridError:
     """The error of the port for a failed call; `offer` is the machine to be created."""
-    if offer is not None and (shortage := _shortage(failure, why, offer, is_one_region)):
+    if offer is not None and (shortage := _shortage(failure, action, offer, is_one_region)):
         return shortage
     if failure.codes & RATE or failure.status == 429:
-        return Throttled(f"{why}: {failure.message}")
+        return Throttled(f"{action}: {failure.message}")
     if failure.status == 401:
-        return Refused(f"{why}: Google does not accept the credentials: {failure.message}")
+        return Refused(f"{action}: Google does not accept the credentials: {failure.message}")
     if failure.codes & DISABLED:
-        return Refused(f"{why}: the Compute Engine API is not enabled in this project: {failure.message}")
+        return Refused(f"{action}: the Compute Engine API is not enabled in this project: {failure.message}")
     if failure.status == 403:
         missing = _PERMISSION.search(failure.message)
         reason = f"the credentials lack the permission {missing[1]}" if missing else "the credentials may not do that"
-        return Refused(f"{why}: {reason}: {failure.message}")
+        return Refused(f"{action}: {reason}: {failure.message}")
     if failure.codes & BUSY or failure.status in (408, 409) or not 400 <= failure.status < 500:
-        return Unreachable(f"{why}: {failure.message}")
-    return Refused(f"{why}: {failure.message}")
+        return Unreachable(f"{action}: {failure.message}")
+    return Refused(f"{action}: {failure.message}")
 
 
-def operation_error(failure: ApiFailure, why: str, offer: WorkerOffer, *, is_one_region: bool = True) -> GridError:
+def operation_error(failure: ApiFailure, action: str, offer: WorkerOffer, *, is_one_region: bool = True) -> GridError:
     """The error of the port for a creation whose operation has failed."""
-    if shortage := _shortage(failure, why, offer, is_one_region):
+    if shortage := _shortage(failure, action, offer, is_one_region):
         return shortage
     if any(IMPOSSIBLE.search(code) for code in failure.codes):
-        return Refused(f"{why}: {failure.message}")
-    return NoCapacity(f"{why}: {failure.message}")
+        return Refused(f"{action}: {failure.message}")
+    return NoCapacity(f"{action}: {failure.message}")
 
 
-def _shortage(failure: ApiFailure, why: str, offer: WorkerOffer, is_one_region: bool) -> NoCapacity | None:
+def _shortage(failure: ApiFailure, action: str, offer: WorkerOffer, is_one_region: bool) -> NoCapacity | None:
     """No machine available, or a limit of the project reached, with the scope of the lack."""
     if failure.codes & STOCKOUT:
-        return NoCapacity(f"{why}: {failure.message}")
+        return NoCapacity(f"{action}: {failure.message}")
     if not failure.codes & QUOTA:
         return None
-    words = f"{why}: {failure.message}"
+    words = f"{action}: {failure.message}"
     if failure.metric.endswith("_ALL_REGIONS"):
         return NoCapacity(words, f"kind:{offer.worker_type}")
     # A zone of another region may have room: with several regions only this offer is closed.
@@ -209,40 +209,40 @@ class ComputeApi:
         path: str,
         deadline: Deadline,
         *,
-        why: str,
+        action: str,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         project: str = "",
     ) -> ApiAnswer:
-        """Call `path` of the project; Google's audit log shows `why`."""
+        """Call `path` of the project; Google's audit log shows `action`."""
         url = f"{self._compute}/compute/v1/projects/{quote(project or self._settings.project)}{quote(path)}"
-        return self._send(method, url, deadline, why, query, body)
+        return self._send(method, url, deadline, action, query, body)
 
-    def get(self, path: str, deadline: Deadline, *, why: str, project: str = "") -> ApiAnswer | None:
+    def get(self, path: str, deadline: Deadline, *, action: str, project: str = "") -> ApiAnswer | None:
         """The resource at `path` of the project (by default the config's); None where there is none."""
         try:
-            return self.call("GET", path, deadline, why=why, project=project)
+            return self.call("GET", path, deadline, action=action, project=project)
         except ApiFailure as failure:
             if failure.status == 404:
                 return None
             raise
 
-    def pages(self, path: str, deadline: Deadline, *, why: str, query: Mapping[str, str]) -> Iterator[ApiAnswer]:
+    def pages(self, path: str, deadline: Deadline, *, action: str, query: Mapping[str, str]) -> Iterator[ApiAnswer]:
         """Every page of a list."""
         token = ""
         for _ in range(MAX_PAGES):
             more = {"pageToken": token} if token else {}
-            answer = self.call("GET", path, deadline, why=why, query={**query, **more})
+            answer = self.call("GET", path, deadline, action=action, query={**query, **more})
             yield answer
             token = str(answer.body.get("nextPageToken") or "")
             if not token:
                 return
-        raise Unreachable(f"{why}: the list has no end")
+        raise Unreachable(f"{action}: the list has no end")
 
-    def granted(self, permissions: list[str], deadline: Deadline, *, why: str) -> list[str]:
+    def granted(self, permissions: list[str], deadline: Deadline, *, action: str) -> list[str]:
         """Subset of the permissions that the credentials have in the project."""
         url = f"{self._resource_manager}/v1/projects/{quote(self._settings.project)}:testIamPermissions"
-        answer = self._send("POST", url, deadline, why, None, {"permissions": permissions})
+        answer = self._send("POST", url, deadline, action, None, {"permissions": permissions})
         return [str(permission) for permission in answer.body.get("permissions") or ()]
 
     def source_of_credentials(self) -> str:
@@ -265,21 +265,21 @@ class ComputeApi:
         method: str,
         url: str,
         deadline: Deadline,
-        why: str,
+        action: str,
         query: Mapping[str, str] | None,
         body: Mapping[str, Any] | None,
     ) -> ApiAnswer:
         self._open()
-        left = deadline.left(why)
+        left = deadline.left(action)
         text = bytearray()
         with (
-            _translated(why),
+            _translated(action),
             self._session.request(
                 method,
                 url,
                 params=query,
                 data=None if body is None else json.dumps(body, sort_keys=True).encode(),
-                headers={"Content-Type": "application/json", "X-Goog-Request-Reason": f"distributed-grid {why}"},
+                headers={"Content-Type": "application/json", "X-Goog-Request-Reason": f"distributed-grid {action}"},
                 timeout=min(REQUEST_SECONDS, left),
                 allow_redirects=False,
                 stream=True,
@@ -288,9 +288,9 @@ class ComputeApi:
         ):
             for chunk in response.iter_content(1 << 16):
                 text += chunk
-                deadline.left(why)
+                deadline.left(action)
                 if len(text) > MAX_ANSWER_BYTES:
-                    raise Unreachable(f"{why}: the answer is larger than {MAX_ANSWER_BYTES >> 20} MB")
+                    raise Unreachable(f"{action}: the answer is larger than {MAX_ANSWER_BYTES >> 20} MB")
         try:
             answer = json.loads(text or b"{}")
         except ValueError:
@@ -298,7 +298,7 @@ class ComputeApi:
         if response.status_code >= 300:
             raise ApiFailure.of(response.status_code, answer)
         if not isinstance(answer, dict):
-            raise Unreachable(f"{why}: Google answered with something that is not JSON")
+            raise Unreachable(f"{action}: Google answered with something that is not JSON")
         try:
             seconds = parsedate_to_datetime(response.headers.get("Date") or "").timestamp()
         except ValueError:
@@ -353,7 +353,7 @@ def _load_credentials(settings: GcpSettings) -> Any:
 
 
 @contextlib.contextmanager
-def _translated(why: str) -> Iterator[None]:
+def _translated(action: str) -> Iterator[None]:
     """Errors of the libraries as errors of the grid."""
     import google.auth.exceptions
     import requests.exceptions
@@ -362,15 +362,15 @@ def _translated(why: str) -> Iterator[None]:
         yield
     except google.auth.exceptions.RefreshError as failure:
         if failure.retryable:
-            raise Unreachable(f"{why}: Google's service of tokens failed") from None
+            raise Unreachable(f"{action}: Google's service of tokens failed") from None
         reason = one_line(str(failure.args[0])) if failure.args else ""
-        raise Refused(f"{why}: Google does not accept the credentials: {reason}") from None
+        raise Refused(f"{action}: Google does not accept the credentials: {reason}") from None
     except google.auth.exceptions.TransportError as failure:
-        raise Unreachable(f"{why}: Google's service of tokens did not answer: {_cause(failure)}") from None
+        raise Unreachable(f"{action}: Google's service of tokens did not answer: {_cause(failure)}") from None
     except google.auth.exceptions.GoogleAuthError as failure:
-        raise Refused(f"{why}: the credentials cannot be used: {type(failure).__name__}") from None
+        raise Refused(f"{action}: the credentials cannot be used: {type(failure).__name__}") from None
     except (requests.exceptions.RequestException, OSError) as failure:
-        raise Unreachable(f"{why}: no answer from Google: {_cause(failure)}") from None
+        raise Unreachable(f"{action}: no answer from Google: {_cause(failure)}") from None
 
 
 def _cause(failure: BaseException) -> str:

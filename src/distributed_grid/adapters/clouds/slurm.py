@@ -248,6 +248,7 @@ class SlurmProvider(CloudProviderBase):
         for key, path in (("directory", os.path.expanduser(settings.directory)), ("scratch", settings.scratch or "/")):
             if not os.path.isabs(path):
                 raise BadInput(f"providers.slurm.{key} must be an absolute path: compute nodes use it, too")
+        self._types: Mapping[str, SlurmWorkerType] = settings.worker_types or DEFAULT_TYPES
         self._directory = Path(self._settings.directory).expanduser()
         self._leftovers = Leftovers(self._directory)
         self._queue = SlurmQueue(run or partial(run_command, config_file=self._settings.config_file), clock=clock)
@@ -334,7 +335,7 @@ class SlurmProvider(CloudProviderBase):
         """One for each type of worker; by default of the size of the partition's largest nodes."""
         settings = self._settings
         offers = []
-        for worker_type, chosen in self._types().items():
+        for worker_type, chosen in self._types.items():
             partition = chosen.partition or settings.partition
             nodes = self._queue.nodes(partition)
             cpus = chosen.cpus or max((node.cpus for node in nodes), default=0)
@@ -406,7 +407,7 @@ class SlurmProvider(CloudProviderBase):
         )
 
     def _options(self, order: WorkerOrder, files: PilotFiles) -> Sequence[str]:
-        settings, chosen = self._settings, self._types().get(order.offer.worker_type, SlurmWorkerType())
+        settings, chosen = self._settings, self._types.get(order.offer.worker_type, SlurmWorkerType())
         minutes = max(-(-round(order.offer.lifetime_seconds or settings.time_limit_seconds) // 60), 1)
         wanted: Sequence[tuple[str, str | None]] = [
             ("job-name", order.worker_id),
@@ -440,9 +441,6 @@ class SlurmProvider(CloudProviderBase):
         if not _NAME.fullmatch(worker_id):
             raise BadInput(f"{worker_id!r} cannot be the name of a Slurm job")
         return PilotFiles(self._directory, worker_id, grid_id)
-
-    def _types(self) -> Mapping[str, SlurmWorkerType]:
-        return self._settings.worker_types or DEFAULT_TYPES
 
 
 def _why_unavailable(

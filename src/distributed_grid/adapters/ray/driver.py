@@ -186,7 +186,11 @@ def _usable_address(address: str, *, await_raylet: bool) -> tuple[str, ProbeResu
         )
     host, port = _host_and_port(address, GCS_PORT)
     probed = _probe_or_raise(address, host, port, client=False)
-    if _runs_ray_node() or (await_raylet and _wait_for_raylet()):
+    is_node, until = _runs_ray_node(), time.monotonic() + RAYLET_SECONDS
+    while await_raylet and not is_node and time.monotonic() < until:  # a head answers before its own node runs
+        time.sleep(POLL_SECONDS)
+        is_node = _runs_ray_node()
+    if is_node:
         return address, probed
     if _why_unreachable(host, CLIENT_PORT):
         raise RayConnectError(
@@ -213,16 +217,6 @@ def _probe_or_raise(address: str, host: str, port: int, *, client: bool) -> Prob
 def _runs_ray_node() -> bool:
     """True if a Ray node of this user runs on this machine: a program that is no client needs one."""
     return any(True for _ in find_raylets())
-
-
-def _wait_for_raylet() -> bool:
-    """Whether a Ray node of this user runs here before long: a head answers some seconds before its own node runs."""
-    deadline = time.monotonic() + RAYLET_SECONDS
-    while time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        if _runs_ray_node():
-            return True
-    return False
 
 
 def _host_and_port(place: str, port: int) -> Endpoint:

@@ -193,17 +193,12 @@ async def call_actor(actor: Any, method: str, *given: Any, seconds: float = CALL
         async with asyncio.timeout(seconds):
             reference = await asyncio.to_thread(getattr(actor, method).remote, *given)
             answer = asyncio.wrap_future(reference.future())
-            answer.add_done_callback(_retrieve_exception)
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, if nobody waits
             return await asyncio.shield(answer)
     except TimeoutError:
         raise NodeOperationFailed(f"Ray did not answer within {seconds:g} s ({method})", final=False) from None
     except Exception as failure:  # Ray raises what it likes: each is one reason to acquire the actor anew
         raise NodeOperationFailed(f"its actor in Ray was lost: {_first_line(failure)}", final=False) from failure
-
-
-def _retrieve_exception(answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled():
-        answer.exception()
 
 
 def _first_line(failure: BaseException) -> str:

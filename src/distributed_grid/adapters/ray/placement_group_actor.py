@@ -117,7 +117,11 @@ class PlacementGroupActor:
                     ]
                     had = f"and had no more within {_plain_number(seconds)} s"
                     return f"Ray has {' and '.join(lacks) or 'no room'} free there, {had}"
-                self._wait_for_room(node, wanted, deadline)
+                while time.monotonic() < deadline:  # Ray does not look long at a group that is made before it has room
+                    free = self._free_per_node().get(node, {})
+                    if all(free.get(kind, 0) + 1e-9 >= amount for kind, amount in wanted.items()):
+                        break
+                    time.sleep(ROOM_POLL_SECONDS)
         except Exception as failure:  # any error of Ray is reported to the caller, and nothing is left
             with contextlib.suppress(Exception):  # there may be none; the next sweep finds a remaining one
                 self._remove(self._ray.util.get_placement_group(name))
@@ -168,14 +172,6 @@ class PlacementGroupActor:
 
     def _state(self, group: Any) -> str:
         return str(self._ray.util.placement_group_table(group).get("state", ""))
-
-    def _wait_for_room(self, node: str, resources: Resources, deadline: float) -> None:
-        """Wait until Ray has all of it free: a group that is made before that is not looked at for long."""
-        while time.monotonic() < deadline:
-            free = self._free_per_node().get(node, {})
-            if all(free.get(kind, 0) + 1e-9 >= amount for kind, amount in resources.items()):
-                return
-            time.sleep(ROOM_POLL_SECONDS)
 
     def free(self, names: list[str]) -> None:
         """Remove these groups; a missing one is not an error."""
@@ -302,23 +298,20 @@ class PlacementGroupActor:
     def _watch(self) -> None:
         while not self._over.wait(WATCH_SECONDS):
             try:
-                self._sweep()
-            except Exception:  # Ray may be in trouble: the next sweep comes soon
-                log.exception("what is over could not be removed yet")
-
-    def _sweep(self) -> None:
-        now = time.monotonic()
-        if now - self._heard > self._hold:
-            self.free([name for name, _ in self._list_groups()])
-            self._heard = now
-            return
-        for name in [name for name, until in list(self._terms.items()) if until < now]:
-            with self._lock:
-                if name in self._under_way or self._terms.get(name, 0.0) >= time.monotonic():
+                now = time.monotonic()
+                if now - self._heard > self._hold:
+                    self.free([name for name, _ in self._list_groups()])
+                    self._heard = now
                     continue
-                self._terms.pop(name, None)
-                made = self._made.pop(name, None)
-            self._remove_made(name, made)
+                for name in [name for name, until in list(self._terms.items()) if until < now]:
+                    with self._lock:
+                        if name in self._under_way or self._terms.get(name, 0.0) >= time.monotonic():
+                            continue
+                        self._terms.pop(name, None)
+                        made = self._made.pop(name, None)
+                    self._remove_made(name, made)
+            except Exception:  # Ray may be in trouble: the next round comes soon
+                log.exception("groups whose term is over could not be removed yet")
 
 
 def _room(has: Resources, free: Resources, ours: Resources) -> list[int]:

@@ -81,15 +81,20 @@ async def _extend(chain: list[asyncssh.SSHClientConnection], hop: Hop, auth_sock
     """One more connection, through the last one where there is one."""
     user, port = hop.user, hop.port or SSH_PORT
     keys = _KeyRing(hop, auth_sock)
+    given: dict[str, Any] = {name: value for name, value in (("port", hop.port), ("username", hop.user)) if value}
     try:
-        options = asyncssh.SSHClientConnectionOptions(
-            config=(), host=hop.host, **_explicit_options(hop), client_keys=None
-        )
+        options = asyncssh.SSHClientConnectionOptions(config=(), host=hop.host, **given, client_keys=None)
         user, port = options.username, options.port
-        if not chain:
-            for before in _configured_jumps(options.tunnel, hop):
-                await _extend(chain, before, auth_sock)
-        known = KnownHosts(hop, options.host_key_alias or options.host, options.port, _known_hosts_files(hop, options))
+        tunnel = options.tunnel  # SSH's own configuration may have hops before the server
+        if not chain and isinstance(tunnel, str) and tunnel.lower() != "none":
+            jumps = [parse_jump(part, hop) for part in tunnel.split(",") if part.strip()]
+            if len(jumps) > MAX_HOPS:
+                raise NodeOperationFailed(f"there are more than {MAX_HOPS} hops before {hop.host}")
+            for jump in jumps:
+                await _extend(chain, jump, auth_sock)
+        configured = options.known_hosts if isinstance(options.known_hosts, list) else []
+        files = [hop.known_hosts] if hop.known_hosts else list(map(str, configured)) or ["~/.ssh/known_hosts"]
+        known = KnownHosts(hop, options.host_key_alias or options.host, options.port, files)
         checks: list[HostKeyCheck] = []
 
         def check_host_key() -> HostKeyCheck:
@@ -100,7 +105,7 @@ async def _extend(chain: list[asyncssh.SSHClientConnection], hop: Hop, auth_sock
             async with asyncio.timeout(CONNECT_SECONDS):
                 connection = await asyncssh.connect(
                     hop.host,
-                    **_explicit_options(hop),
+                    **given,  # the rest is from SSH's own configuration
                     **keys.options(),
                     **({"tunnel": chain[-1]} if chain else {}),
                     client_factory=check_host_key,
@@ -121,34 +126,6 @@ async def _extend(chain: list[asyncssh.SSHClientConnection], hop: Hop, auth_sock
         chain.append(connection)
     except (NodeOperationFailed, asyncssh.Error, OSError, ValueError, TimeoutError) as failure:
         raise _explain(failure, hop, user=user, port=port, keys=keys.advice()) from failure
-
-
-def _explicit_options(hop: Hop) -> dict[str, Any]:
-    """Given options only: SSH's own configuration has the rest."""
-    given: dict[str, Any] = {}
-    if hop.port:
-        given["port"] = hop.port
-    if hop.user:
-        given["username"] = hop.user
-    return given
-
-
-def _known_hosts_files(hop: Hop, found: asyncssh.SSHClientConnectionOptions) -> list[str]:
-    """The files of known hosts; the first is the one that a new key is written to."""
-    if hop.known_hosts:
-        return [hop.known_hosts]
-    configured = found.known_hosts if isinstance(found.known_hosts, list) else []
-    return [str(file) for file in configured] or ["~/.ssh/known_hosts"]
-
-
-def _configured_jumps(tunnel: object, hop: Hop) -> list[Hop]:
-    """The hops that SSH's own configuration puts before a server."""
-    if not isinstance(tunnel, str) or tunnel.lower() == "none":
-        return []
-    jumps = [parse_jump(part, hop) for part in tunnel.split(",") if part.strip()]
-    if len(jumps) > MAX_HOPS:
-        raise NodeOperationFailed(f"there are more than {MAX_HOPS} hops before {hop.host}")
-    return jumps
 
 
 class _KeyRing:
@@ -233,7 +210,7 @@ def _explain(failure: BaseException, hop: Hop, *, user: str, port: int, keys: st
 
 
 class KnownHosts:
-    """Known host keys of one server."""
+    """Known host keys of one server; a new one is written to the first of the files."""
 
     def __init__(self, hop: Hop, name: str, port: int, files: Iterable[str]) -> None:
         self.hop = hop

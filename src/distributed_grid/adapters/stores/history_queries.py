@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from distributed_grid.errors import Conflict
-from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow, LentRow, SummaryRow
+from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow, LentRow, NumberedRow, SummaryRow
 
 DAY_MS = 86_400_000
 LEASE_KIND = "lease"
@@ -178,6 +178,11 @@ class WhereClause:
             self._terms.append(term)
             self.values.append(value)
 
+    def add_term(self, term: str, values: Sequence[Parameter]) -> None:
+        """Add a term with several values."""
+        self._terms.append(term)
+        self.values.extend(values)
+
     def add_any_of(self, column: str, values: Sequence[str]) -> None:
         """Require one of several values; an empty sequence adds nothing."""
         if values:
@@ -205,6 +210,45 @@ def select_ended(db: sqlite3.Connection, kind: str, filters: EndedFilters, limit
         f"SELECT {ENDED_COLUMNS} FROM ended INDEXED BY {index} WHERE {where} ORDER BY ended_at_ms DESC, id DESC LIMIT ?"
     )
     return [EndedRow(*row) for row in db.execute(sql, (*where.values, max(0, limit)))]
+
+
+def select_last_ended_number(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT coalesce(max(id), 0) FROM ended").fetchone()[0])
+
+
+def select_ended_after(
+    db: sqlite3.Connection, kind: str, number: int, user: str | None, limit: int
+) -> list[NumberedRow]:
+    """Rows of a kind with higher numbers, the lowest first: a scan of the table from that row on."""
+    where = WhereClause()
+    where.add("id > ?", number)
+    where.add("kind = ?", kind)
+    where.add("user = ?", user)
+    sql = f"SELECT id, {ENDED_COLUMNS} FROM ended NOT INDEXED WHERE {where} ORDER BY id LIMIT ?"
+    return _numbered(db.execute(sql, (*where.values, max(0, limit))))
+
+
+def select_ended_before(
+    db: sqlite3.Connection, kind: str, last_number: int, place: tuple[int, int] | None, user: str | None, limit: int
+) -> list[NumberedRow]:
+    """Rows of a kind up to a number, newest first, from a place on in the index by time."""
+    where = WhereClause()
+    where.add("kind = ?", kind)
+    where.add("user = ?", user)
+    where.add("id <= ?", last_number)
+    if place is not None:
+        where.add("ended_at_ms <= ?", place[0])
+        where.add_term("(ended_at_ms, id) < (?, ?)", place)
+    index = "ended_by_user" if user else "ended_by_time"
+    sql = (
+        f"SELECT id, {ENDED_COLUMNS} FROM ended INDEXED BY {index} WHERE {where} "
+        "ORDER BY ended_at_ms DESC, id DESC LIMIT ?"
+    )
+    return _numbered(db.execute(sql, (*where.values, max(0, limit))))
+
+
+def _numbered(rows: Iterable[Sequence[Any]]) -> list[NumberedRow]:
+    return [NumberedRow(number, EndedRow(*columns)) for number, *columns in rows]
 
 
 def count_ended(db: sqlite3.Connection, kind: str, user: str | None) -> int:

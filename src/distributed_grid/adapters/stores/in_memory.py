@@ -29,6 +29,7 @@ from distributed_grid.ports import (
     LentRow,
     LiveRow,
     LoadedRows,
+    NumberedRow,
     SummaryRow,
 )
 
@@ -42,7 +43,8 @@ class InMemoryStore:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._live: dict[tuple[str, str], LiveRow] = {}
-        self._ended: list[EndedRow] = []
+        self._ended: list[NumberedRow] = []
+        self._last_ended_number = 0
         self._events: list[EventRow] = []
         self._folded: Folded = {}
         self._last_event_seq = 0
@@ -61,7 +63,9 @@ class InMemoryStore:
                     self._live.pop((row.kind, row.key), None)
                 else:
                     self._live[row.kind, row.key] = row
-            self._ended.extend(batch.ended)
+            for number, ended in enumerate(batch.ended, self._last_ended_number + 1):
+                self._ended.append(NumberedRow(number, ended))
+            self._last_ended_number += len(batch.ended)
             self._events.extend(batch.events)
             self._last_event_seq = last
 
@@ -90,12 +94,36 @@ class InMemoryStore:
             )
 
         with self._lock:
-            found = [row for row in reversed(self._ended) if matches(row)]
+            found = [each.row for each in reversed(self._ended) if matches(each.row)]
         return sorted(found, key=lambda row: row.ended_at_ms, reverse=True)[:limit]
+
+    def last_ended_number(self) -> int:
+        with self._lock:
+            return self._ended[-1].number if self._ended else 0
+
+    def ended_after(self, kind: str, number: int, *, limit: int, user: str | None = None) -> list[NumberedRow]:
+        """Rows of a kind with higher numbers, the lowest first."""
+        with self._lock:
+            return [each for each in self._ended if each.number > number and _is_of(each.row, kind, user)][:limit]
+
+    def ended_before(
+        self,
+        kind: str,
+        last_number: int,
+        *,
+        limit: int,
+        place: tuple[int, int] | None = None,
+        user: str | None = None,
+    ) -> list[NumberedRow]:
+        """Rows of a kind up to a number, newest first."""
+        with self._lock:
+            found = [each for each in self._ended if each.number <= last_number and _is_of(each.row, kind, user)]
+        found.sort(key=_end_of, reverse=True)
+        return [each for each in found if place is None or _end_of(each) < place][:limit]
 
     def count_ended(self, kind: str, *, user: str | None = None) -> int:
         with self._lock:
-            return sum(row.kind == kind and user in (None, row.user) for row in self._ended)
+            return sum(_is_of(each.row, kind, user) for each in self._ended)
 
     def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
         """Events in order; the first `limit`, or the newest."""
@@ -125,8 +153,8 @@ class InMemoryStore:
     def summarise(self, *, before_ms: int, limit: int = 5000) -> int:
         """Fold at most `limit` rows older than that into summaries; how many were folded."""
         with self._lock:
-            old, self._ended = _split_old(self._ended, lambda row: row.ended_at_ms < before_ms, limit)
-            merge_totals(self._folded, fold_ended(old))
+            old, self._ended = _split_old(self._ended, lambda each: each.row.ended_at_ms < before_ms, limit)
+            merge_totals(self._folded, fold_ended(each.row for each in old))
             past, self._events = _split_old(self._events, lambda row: row.at_ms < before_ms, limit - len(old))
             merge_totals(self._folded, fold_events(past))
             return len(old) + len(past)
@@ -141,7 +169,7 @@ class InMemoryStore:
         lent: LentTotals = {}
         with self._lock:
             add_folded(lent, self._folded, since_ms=since_ms, by_day=by_day)
-            for row in self._ended:
+            for row in (each.row for each in self._ended):
                 if row.kind == LEASE_KIND and row.node and row.started_at_ms > 0 and row.ended_at_ms >= since_ms:
                     ms = max(row.ended_at_ms - max(row.started_at_ms, since_ms), 0)
                     key = lending_key(row.user, row.node, row.target, row.ended_at_ms // DAY_MS, by_day=by_day)
@@ -150,6 +178,14 @@ class InMemoryStore:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def _is_of(row: EndedRow, kind: str, user: str | None) -> bool:
+    return row.kind == kind and user in (None, row.user)
+
+
+def _end_of(each: NumberedRow) -> tuple[int, int]:
+    return each.row.ended_at_ms, each.number
 
 
 def _split_old(rows: list[Row], is_old: Callable[[Row], bool], limit: int) -> tuple[list[Row], list[Row]]:

@@ -42,6 +42,7 @@ from distributed_grid.ports import (
     LentRow,
     LiveRow,
     LoadedRows,
+    NumberedRow,
     SummaryRow,
 )
 
@@ -255,6 +256,26 @@ class SqliteStore:
         """Ended rows that match every filter given, newest first."""
         with self._reader() as db:
             return history_queries.select_ended(db, kind, filters, limit)
+
+    def last_ended_number(self) -> int:
+        with self._reader() as db:
+            return history_queries.select_last_ended_number(db)
+
+    def ended_after(self, kind: str, number: int, *, limit: int, user: str | None = None) -> list[NumberedRow]:
+        with self._reader() as db:
+            return history_queries.select_ended_after(db, kind, number, user, limit)
+
+    def ended_before(
+        self,
+        kind: str,
+        last_number: int,
+        *,
+        limit: int,
+        place: tuple[int, int] | None = None,
+        user: str | None = None,
+    ) -> list[NumberedRow]:
+        with self._reader() as db:
+            return history_queries.select_ended_before(db, kind, last_number, place, user, limit)
 
     def count_ended(self, kind: str, *, user: str | None = None) -> int:
         with self._reader() as db:

@@ -93,7 +93,7 @@ class AttemptLaunch(msgspec.Struct, frozen=True, tag=True):
 
 
 class AttemptExit(msgspec.Struct, frozen=True, tag=True):
-    """End of an attempt of which no process is left."""
+    """End of an attempt: nothing of it runs any more."""
 
     attempt_id: str
     fence: int
@@ -119,7 +119,7 @@ class ShimIdentity(msgspec.Struct, frozen=True):
 
 
 class StartRecord(msgspec.Struct, frozen=True):
-    """That the command runs, as its shim wrote it."""
+    """Start of the command, written by its shim."""
 
     pid: ProcessNumber
     start: Ticks
@@ -151,7 +151,7 @@ class ShimReport(msgspec.Struct, frozen=True):
 
 
 class StopRequest(msgspec.Struct):
-    """Why an attempt has to end, and when it is killed; `recorded` once that is in its directory."""
+    """Reason to stop an attempt, and time of its kill; `recorded` once that is in its directory."""
 
     ending: Ending
     detail: str
@@ -197,7 +197,6 @@ class RunningAttempt:
 
     @property
     def is_start_expired(self) -> bool:
-        """True if the time to start its command has passed."""
         return 0 < self.spec.start_by_boot_ms <= boot_ms()
 
     @property
@@ -206,7 +205,7 @@ class RunningAttempt:
         return self._grid.besides(self.started.pid if self.started is not None else 0)
 
     def enlarge(self, memory_bytes: int, most_memory_bytes: int) -> bool:
-        """Let its lease and its limit be as large, where they are smaller; whether one of them was. A limit that its
+        """Raise its lease and its limit to these sizes; True if one of them was smaller. A limit that its
         lease sets stays."""
         spec = self.spec
         if not spec.most_memory_bytes:
@@ -223,7 +222,7 @@ class RunningAttempt:
         return AttemptUsage(*used, self.spec.node)
 
     def request_stop(self, request: StopRequest) -> StopRequest:
-        """Have it stopped. The first ending stays, and the earliest time to kill."""
+        """Request its stop. The first ending stays, and the earliest time to kill."""
         if self.stop is None:
             self.stop = request
         elif request.kill_at_boot_ms < self.stop.kill_at_boot_ms:
@@ -279,9 +278,9 @@ def read_unacknowledged(root: str, grid: GridProcesses) -> tuple[list[RunningAtt
             attempts.append(RunningAttempt(spec, spec.fence, spec.launched_boot_ms, grid))
         elif began:
             damaged.append(live.name)
-        else:  # the last agent died before it had written what to run
+        else:  # the last agent died before it had written the spec
             remove_file(str(live))
-    return sorted(attempts, key=lambda one: (one.launched_boot_ms, one.id)), damaged
+    return sorted(attempts, key=lambda attempt: (attempt.launched_boot_ms, attempt.id)), damaged
 
 
 def find_hold_key(attempts: list[RunningAttempt]) -> str:
@@ -303,7 +302,6 @@ def restore_state(attempt: RunningAttempt, job: JobDir) -> None:
 
 
 def read_spec(job: JobDir) -> SpecRecord | None:
-    """Recorded order; None if there is no valid one."""
     spec = _convert(job.read(job_dir.SPEC), SpecRecord)
     return spec if spec is not None and spec.attempt_id == job.attempt_id else None
 
@@ -359,12 +357,10 @@ def read_exit(root: str, attempt_id: str) -> AttemptExit | None:
 
 
 def read_shim(job: JobDir) -> ShimIdentity | None:
-    """Present or last shim of an attempt; None if none has begun."""
     return _convert(job.read(job_dir.LOCK), ShimIdentity)
 
 
 def read_started(job: JobDir) -> StartRecord | None:
-    """Recorded start of the command; None if there is no valid one."""
     return _convert(job.read(job_dir.STARTED), StartRecord)
 
 
@@ -382,7 +378,7 @@ def _convert(content: object, kind: type[T]) -> T | None:
 
 
 def may_have_run(job: JobDir) -> bool:
-    """Whether the command may have run: a shim writes its identity first, and only a power failure undoes that."""
+    """True if the command may have run: a shim writes its identity first, and only a power failure undoes that."""
     if read_shim(job) is not None:
         return True
     spec = read_spec(job)

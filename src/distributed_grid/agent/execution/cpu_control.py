@@ -105,6 +105,10 @@ class RunningTree(NamedTuple):
     def attempt_id(self) -> str:
         return self.spec.attempt_id
 
+    @property
+    def grace_ms(self) -> int:
+        return self.spec.grace_ms
+
     def processes(self) -> list[process_tree.Proc]:
         """Its processes; cheap, and sometimes one is missing."""
         return process_tree.listed_descendants(self.shim.pid, self.exempt)
@@ -189,7 +193,6 @@ def mark_throttled(root: str) -> None:
 
 
 def clear_throttled(root: str) -> None:
-    """Remove that record. Safe twice."""
     remove_file(f"{root}/{job_dir.THROTTLED}")
 
 

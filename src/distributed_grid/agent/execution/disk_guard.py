@@ -23,6 +23,7 @@ The size of a tree is counted a few entries at a time:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import stat
@@ -81,20 +82,51 @@ class TreeSize:
 
     @property
     def known_total_bytes(self) -> int:
-        """Known size, separately counted part included."""
         return self.known_bytes + max(self.apart_bytes, self._apart_bytes)
 
     def count(self, entries: int) -> bool:
         """Count this many entries more; True when that ends a pass."""
         if not self._open:
-            self._begin()
+            self._bytes = self._apart_bytes = 0
+            self._linked = set()
+            with contextlib.suppress(OSError):  # it is gone
+                fd = os.open(self._path, _FLAGS)
+                self._device = os.fstat(fd).st_dev
+                self._enter(fd)
         while self._open and entries > 0:
             entries -= 1
             entry = next(self._open[-1].entries, None)
             if entry is None:
                 self._open.pop().close()
             else:
-                self._add(entry)
+                here = self._open[-1]
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue
+                if status.st_dev != self._device:
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    self._bytes += ENTRY_BYTES + status.st_blocks * BLOCK_BYTES
+                    if len(self._open) < MAX_DEPTH:
+                        try:
+                            fd = os.open(entry.name, _FLAGS, dir_fd=here.fd)
+                        except OSError:
+                            continue
+                        self._enter(fd)
+                    continue
+                size = ENTRY_BYTES + status.st_blocks * BLOCK_BYTES
+                if status.st_nlink > 1:
+                    if status.st_ino in self._linked:
+                        size = 0
+                    elif len(self._linked) < self._max_linked:
+                        self._linked.add(status.st_ino)
+                    else:
+                        size //= status.st_nlink
+                if len(self._open) == 1 and entry.name in self._apart:
+                    self._apart_bytes += size
+                else:
+                    self._bytes += size
         if self._open:
             return False
         self.size_bytes, self.apart_bytes, self.passes = self._bytes, self._apart_bytes, self.passes + 1
@@ -105,58 +137,18 @@ class TreeSize:
         while self._open:
             self._open.pop().close()
 
-    def _begin(self) -> None:
-        self._bytes = self._apart_bytes = 0
-        self._linked = set()
-        try:
-            fd = os.open(self._path, _FLAGS)
-        except OSError:  # it is gone
-            return
-        self._device = os.fstat(fd).st_dev
-        self._enter(fd)
-
     def _enter(self, fd: int) -> None:
         try:
             self._open.append(_OpenDirectory(fd))
         except OSError:
             os.close(fd)
 
-    def _add(self, entry: os.DirEntry[str]) -> None:
-        here = self._open[-1]
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except OSError:
-            return
-        if status.st_dev != self._device:
-            return
-        if stat.S_ISDIR(status.st_mode):
-            self._bytes += ENTRY_BYTES + status.st_blocks * BLOCK_BYTES
-            if len(self._open) < MAX_DEPTH:
-                try:
-                    fd = os.open(entry.name, _FLAGS, dir_fd=here.fd)
-                except OSError:
-                    return
-                self._enter(fd)
-            return
-        size = ENTRY_BYTES + status.st_blocks * BLOCK_BYTES
-        if status.st_nlink > 1:
-            if status.st_ino in self._linked:
-                size = 0
-            elif len(self._linked) < self._max_linked:
-                self._linked.add(status.st_ino)
-            else:
-                size //= status.st_nlink
-        if len(self._open) == 1 and entry.name in self._apart:
-            self._apart_bytes += size
-        else:
-            self._bytes += size
-
 
 CHECK_MS, FULL_CHECK_MS = 1000, 250
 MIN_REST_MS, MAX_REST_MS = 50, 2000
 SLICE_S, SLICE_ENTRIES = 0.02, 200
 REST, FULL_REST = 19, 3
-"""How many times as long as a slice it rests, and while the disk is full."""
+"""Rest after a slice in multiples of the slice, normally and while the disk is full."""
 PASS_MS, QUIET_PASS_MS = 1000, 30_000
 """From one pass over a tree to the next, and while what is free on the disk does not change."""
 CHANGE_BYTES = 1 << 20
@@ -189,10 +181,10 @@ class MeasuredHost(Protocol):
 class Pauses(Protocol):
     """Pauses attempts for the sake of their node."""
 
-    def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
+    def pause_for_node(self, attempt_id: str, fence: int, why: str) -> None:
         """Pause an attempt for a while; the caller repeats it as long as the pause is to last."""
 
-    def go_on(self, attempt_id: str) -> None:
+    def resume(self, attempt_id: str) -> None:
         """Resume it. Safe twice."""
 
 
@@ -203,7 +195,7 @@ class _Watched:
         self.tree = tree
         self.size = TreeSize(f"{root}/{tree.attempt_id}", frozenset((STDOUT, STDERR)))
         self.is_adopted = is_adopted
-        self.base_bytes = 0  # what it has written counts from here
+        self.base_bytes = 0  # size from which written bytes are counted
         self.began_ms = 0  # the pass under way, or the last one
         self.next_pass_ms = 0
         self.free_bytes = 0  # on the disk, when that pass began
@@ -224,7 +216,6 @@ class _Watched:
         return self.size.known_total_bytes - self.base_bytes
 
     def count_anew(self) -> None:
-        """Begin a new count of written bytes."""
         self.base_bytes = self.size.known_total_bytes
 
 
@@ -241,7 +232,7 @@ class DiskGuard:
         self._free_bytes = self._disk_bytes = 0
 
     async def watch(self, sleep_ms: Callable[[int], Awaitable[None]]) -> None:
-        """Check for ever."""
+        """Check without end."""
         try:
             while True:
                 rest_ms = CHECK_MS
@@ -254,7 +245,7 @@ class DiskGuard:
             self._forget(set())
 
     async def check(self) -> int:
-        """Count a few files, and do what follows from the sizes; milliseconds until the next check."""
+        """Count a few files, and act on the sizes; milliseconds until the next check."""
         trees = {tree.attempt_id: tree for tree in self._host.running_trees()}
         self._forget(trees.keys())
         for attempt_id, tree in trees.items():
@@ -273,12 +264,43 @@ class DiskGuard:
             self._full_since = 0
         elif not self._full_since:
             self._full_since = boot_ms()
-        taken_ms = await self._count_slice()
+        # Count files of those whose turn it is.
+        began_s = time.monotonic()
+        for watched in sorted(self._watched.values(), key=lambda watched: watched.began_ms):
+            if time.monotonic() - began_s >= SLICE_S or len(self._hanging) >= MAX_HANGING:
+                break
+            if self._is_due(watched):
+                await self._count(watched, began_s + SLICE_S)
+        self._hanging = {task for task in self._hanging if not task.done()}
+        taken_ms = round(1000 * (time.monotonic() - began_s))
         for watched in list(self._watched.values()):
             if not watched.tree.stopping:
-                await self._check_limit(watched)
+                # Above its limit an attempt is paused, and ended after its grace; below the limit it is resumed.
+                spec, now = watched.tree.spec, boot_ms()
+                held, limit = watched.size.known_bytes, spec.max_files_bytes
+                if not limit or held <= limit:
+                    is_fresh = watched.began_ms > watched.paused_ms and not watched.size.is_under_way
+                    if watched.paused_until and is_fresh:
+                        watched.paused_until = 0
+                        self._pauses.resume(spec.attempt_id)
+                    continue
+                reason = f"its files on the node take {_gigabytes(held)} (limit {_gigabytes(limit)}, max_files_gb)"
+                if not watched.paused_until:
+                    watched.paused_ms, watched.paused_until = now, now + max(spec.grace_ms, 1)
+                    log.warning("%s is paused, and ended after %g s: %s", spec.attempt_id, spec.grace_ms / 1000, reason)
+                if now < watched.paused_until and now >= watched.told_ms + CHECK_MS:
+                    watched.told_ms = now
+                    self._pauses.pause_for_node(spec.attempt_id, watched.tree.fence, reason)
+                elif (
+                    now >= watched.paused_until
+                    and watched.began_ms > watched.paused_ms
+                    and not watched.size.is_under_way
+                ):
+                    await self._host.stop_attempt(
+                        spec.attempt_id, ending=Ending.OVER_LIMIT, detail=reason, grace_ms=0, is_disk_overrun=True
+                    )
         await self._check_disk()
-        if any(one.size.is_under_way for one in self._watched.values()):
+        if any(watched.size.is_under_way for watched in self._watched.values()):
             return min(max(MIN_REST_MS, taken_ms * (FULL_REST if self._full_since else REST)), MAX_REST_MS)
         return FULL_CHECK_MS if self._full_since else CHECK_MS
 
@@ -287,17 +309,6 @@ class DiskGuard:
             watched = self._watched.pop(attempt_id)
             if not watched.is_counting:
                 watched.size.close()
-
-    async def _count_slice(self) -> int:
-        """Count files of those whose turn it is; the milliseconds that took."""
-        began = time.monotonic()
-        for watched in sorted(self._watched.values(), key=lambda one: one.began_ms):
-            if time.monotonic() - began >= SLICE_S or len(self._hanging) >= MAX_HANGING:
-                break
-            if self._is_due(watched):
-                await self._count(watched, began + SLICE_S)
-        self._hanging = {task for task in self._hanging if not task.done()}
-        return round(1000 * (time.monotonic() - began))
 
     def _is_due(self, watched: _Watched) -> bool:
         now = boot_ms()
@@ -327,28 +338,6 @@ class DiskGuard:
             if watched.is_adopted and not passes:
                 watched.count_anew()
             watched.next_pass_ms = boot_ms() + PASS_MS
-
-    async def _check_limit(self, watched: _Watched) -> None:
-        """Pause it above its limit, and end it after its grace; below the limit it is resumed."""
-        spec, now = watched.tree.spec, boot_ms()
-        held, limit = watched.size.known_bytes, spec.max_files_bytes
-        if not limit or held <= limit:
-            is_fresh = watched.began_ms > watched.paused_ms and not watched.size.is_under_way
-            if watched.paused_until and is_fresh:
-                watched.paused_until = 0
-                self._pauses.go_on(spec.attempt_id)
-            return
-        reason = f"its files on the node take {_gigabytes(held)} (limit {_gigabytes(limit)}, max_files_gb)"
-        if not watched.paused_until:
-            watched.paused_ms, watched.paused_until = now, now + max(spec.grace_ms, 1)
-            log.warning("%s is paused, and ended after %g s: %s", spec.attempt_id, spec.grace_ms / 1000, reason)
-        if now < watched.paused_until and now >= watched.told_ms + CHECK_MS:
-            watched.told_ms = now
-            self._pauses.stand_still(spec.attempt_id, watched.tree.fence, reason)
-        elif now >= watched.paused_until and watched.began_ms > watched.paused_ms and not watched.size.is_under_way:
-            await self._host.stop_attempt(
-                spec.attempt_id, ending=Ending.OVER_LIMIT, detail=reason, grace_ms=0, is_disk_overrun=True
-            )
 
     async def _check_disk(self) -> None:
         """On a full disk, end the attempt that has written most."""

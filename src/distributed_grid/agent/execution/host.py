@@ -1,11 +1,11 @@
 """Attempt host of a node: launches attempts, watches their shims, stops them, recovers them after a restart.
 
-An attempt id runs at most once, however often it is ordered and whatever crashes in between. An attempt is reported
+An attempt id runs at most once, with any number of orders and through any crash. An attempt is reported
 as ended when nothing of it is left, and again on request. The job directories are the truth: a new host
-of the same root knows what the last one knew.
+of the same root finds the whole state there.
 
 A shim that this host ordered reports on a pipe, its channel. A shim that was found running is watched by its pidfd,
-and what it has reported is in the attempt's directory.
+and its reports are in the attempt's directory.
 """
 
 from __future__ import annotations
@@ -120,9 +120,23 @@ class AttemptHost:
         self.machine = job_dir.machine_name(self._root, machine_id())
         self._spawner.start()
         for attempt in attempts:
-            self._adopt(attempt)
+            with JobDir(self._root, attempt.id) as job:
+                record = read_end(job)
+                if record is None and not job.is_locked() and not may_have_run(job):
+                    job.remove(job_dir.LOCK)  # recorded but never started: the order comes again
+                    self.forget(attempt.id)
+                    continue
+                restore_state(attempt, job)
+            self._running[attempt.id] = attempt
+            if record is not None:
+                self._finish(attempt, record)
+                continue
+            self._repeat_stops()
+            attempt.sends = MAX_SENDS  # it is not started anew without an order
+            if not self._watch_shim(attempt):
+                self._start_watch(partial(self._wait_for_shim, attempt))
         for attempt_id in damaged:
-            # Nothing says what an attempt was: it is ended and not listed any more, so the control plane calls it lost.
+            # Without a record an attempt is unknown: it is ended and not listed, so the control plane calls it lost.
             log.warning("the record of %s is damaged: its remains are killed", attempt_id)
             with JobDir(self._root, attempt_id) as job:
                 await kill_damaged(job, self._root, self._grid)
@@ -159,7 +173,23 @@ class AttemptHost:
         _check_name(spec.attempt_id)
         known = self._running.get(spec.attempt_id) or self._find_exit(spec.attempt_id)
         if known is not None:
-            self._report_again(known, spec)
+            if spec.fence < known.fence:
+                raise StaleFence(f"{spec.attempt_id}: fence {spec.fence} is older than {known.fence}")
+            if spec.fence > known.fence:
+                try:
+                    with JobDir(self._root, spec.attempt_id) as job:
+                        job.write(job_dir.FENCE, {"fence": spec.fence, "nonce": job.nonce()})
+                except OSError as error:  # a full disk: the repeated order tells the next agent
+                    log.warning("the fence of %s could not be recorded: %s", spec.attempt_id, error.strerror)
+                if isinstance(known, AttemptExit):
+                    known = msgspec.structs.replace(known, fence=spec.fence)
+                    self._ended[spec.attempt_id] = known
+                else:
+                    known.fence = spec.fence
+                    known.started = known.started and msgspec.structs.replace(known.started, fence=spec.fence)
+            report = known if isinstance(known, AttemptExit) else known.started
+            if report is not None:
+                self._report(report)
             return
         now = boot_ms()
         attempt = RunningAttempt(spec, spec.fence, now, self._grid)
@@ -181,10 +211,12 @@ class AttemptHost:
         if spec.start_by_boot_ms:
             self._start_watch(partial(self._expire_start, attempt))
         try:
-            async with asyncio.timeout(SEND_S):  # of a spawner that stands still; other orders must not wait for it
+            async with asyncio.timeout(SEND_S):  # a spawner that is stopped must not delay other orders
                 await self._send_to_spawner(attempt)
         except OSError as error:
-            log.warning("%s could not be sent to the spawner yet: %s", attempt.id, error.strerror or "it stands still")
+            log.warning(
+                "%s could not be sent to the spawner yet: %s", attempt.id, error.strerror or "it does not answer"
+            )
             self._on_shim_exit(attempt)
 
     async def _expire_start(self, attempt: RunningAttempt) -> None:
@@ -225,25 +257,6 @@ class AttemptHost:
         self._record_exit(attempt.id, outcome)
         self._finish(attempt, outcome)
 
-    def _report_again(self, known: RunningAttempt | AttemptExit, spec: AttemptSpec) -> None:
-        if spec.fence < known.fence:
-            raise StaleFence(f"{spec.attempt_id}: fence {spec.fence} is older than {known.fence}")
-        if spec.fence > known.fence:
-            try:
-                with JobDir(self._root, spec.attempt_id) as job:
-                    job.write(job_dir.FENCE, {"fence": spec.fence, "nonce": job.nonce()})
-            except OSError as error:  # a full disk: the repeated order tells the next agent
-                log.warning("the fence of %s could not be recorded: %s", spec.attempt_id, error.strerror)
-            if isinstance(known, AttemptExit):
-                known = msgspec.structs.replace(known, fence=spec.fence)
-                self._ended[spec.attempt_id] = known
-            else:
-                known.fence = spec.fence
-                known.started = known.started and msgspec.structs.replace(known.started, fence=spec.fence)
-        report = known if isinstance(known, AttemptExit) else known.started
-        if report is not None:
-            self._report(report)
-
     async def _send_to_spawner(self, attempt: RunningAttempt) -> None:
         """Have a shim run it, which reports on the write end of a pipe."""
         attempt.sends += 1
@@ -254,7 +267,7 @@ class AttemptHost:
         await self._spawner.send(attempt.id, write_end)
 
     def _read_channel(self, attempt: RunningAttempt) -> None:
-        """The shim reported something, or is gone."""
+        """Read the reports of a shim, or its end."""
         assert attempt.watch_fd is not None
         data = os.read(attempt.watch_fd, 65536)
         *lines, attempt.received = (attempt.received + data).split(b"\n")
@@ -290,24 +303,6 @@ class AttemptHost:
 
     # ------------------------------------------------------------------ attempts of the last host
 
-    def _adopt(self, attempt: RunningAttempt) -> None:
-        """Watch an attempt of the last host, or report its end; one that never began is forgotten."""
-        with JobDir(self._root, attempt.id) as job:
-            record = read_end(job)
-            if record is None and not job.is_locked() and not may_have_run(job):
-                job.remove(job_dir.LOCK)  # recorded but never started: the order comes again
-                self.forget(attempt.id)
-                return
-            restore_state(attempt, job)
-        self._running[attempt.id] = attempt
-        if record is not None:
-            self._finish(attempt, record)
-            return
-        self._repeat_stops()
-        attempt.sends = MAX_SENDS  # whatever it was, it is not started anew without being asked
-        if not self._watch_shim(attempt):
-            self._start_watch(partial(self._wait_for_shim, attempt))
-
     def _watch_shim(self, attempt: RunningAttempt) -> bool:
         """Watch a shim of an earlier host; False when it is gone or has not started its command yet."""
         with JobDir(self._root, attempt.id) as job:
@@ -321,7 +316,7 @@ class AttemptHost:
         except ProcessLookupError:
             return False
         shim = process_tree.read_process(started.shim.pid)
-        if shim is None or shim.start != started.shim.start:  # the pid is somebody else's by now, or always was
+        if shim is None or shim.start != started.shim.start:  # the pid belongs to another process
             os.close(pidfd)
             return False
         attempt.watch_fd = pidfd
@@ -347,7 +342,7 @@ class AttemptHost:
         self._start_watch(partial(self._resolve_silent_exit, attempt))
 
     async def _resolve_silent_exit(self, attempt: RunningAttempt) -> None:
-        """The shim is gone without a report: find out what happened, and make sure that nothing is left.
+        """Resolve the end of a shim that is gone without a report, and make sure that nothing of its tree is left.
 
         An attempt whose command cannot have run is sent again; one whose command may have run is not. Its end is
         recorded before it is reported.
@@ -417,7 +412,7 @@ class AttemptHost:
             if not self._syncs_ends:
                 self._syncs_ends = True
                 self._start_watch(self._sync_ends)
-        except Exception:  # the outermost place of an end: nobody else would report it
+        except Exception:  # the outermost place of an end: it must be reported
             log.exception("%s has ended, but not all of its traces could be removed", attempt.id)
         try:
             self._report(ended)
@@ -446,7 +441,7 @@ class AttemptHost:
             try:
                 with JobDir(self._root, attempt_id) as job:
                     job.sync_end()
-            except (FileNotFoundError, NotADirectoryError):  # nobody can ever read it
+            except (FileNotFoundError, NotADirectoryError):  # its directory was removed: there is no reader
                 pass
             except OSError as error:
                 log.warning("the end of %s could not be put on the disk: %s", attempt_id, error.strerror)
@@ -478,7 +473,7 @@ class AttemptHost:
         kill_at = now + (attempt.spec.grace_ms if grace_ms is None else grace_ms)
         stop = attempt.request_stop(StopRequest(ending, detail, kill_at, is_disk_overrun))
         if attempt.started is None and attempt.recorded and self._can_be_sealed(attempt):
-            self._seal(attempt, stop.outcome)  # its spawner has not taken it yet, or stands still
+            self._seal(attempt, stop.outcome)  # its spawner has not taken it yet, or is stopped
             return
         attempt.signal_stop(now)
         if self._record_stop(attempt):
@@ -486,7 +481,7 @@ class AttemptHost:
         self._repeat_stops()
 
     def _record_stop(self, attempt: RunningAttempt) -> bool:
-        """Write the request to stop it; whether that was done now. On a full disk it is tried again."""
+        """Write the request to stop it; True if it was written now. On a full disk it is tried again."""
         if attempt.stop is None or attempt.stop.recorded:
             return False
         try:
@@ -499,7 +494,6 @@ class AttemptHost:
         return True
 
     def _repeat_stops(self) -> None:
-        """Repeat all requested stops while there are any."""
         if not self._repeats_stops and self._stopping():
             self._repeats_stops = True
             self._start_watch(self._repeat_until_stopped)
@@ -511,7 +505,8 @@ class AttemptHost:
         self._repeats_stops = True
         try:
             while stopping := self._stopping():
-                deadlines = [one.stop.kill_at_boot_ms - boot_ms() for one in stopping if one.stop is not None]
+                stops = [attempt.stop for attempt in stopping if attempt.stop is not None]
+                deadlines = [stop.kill_at_boot_ms - boot_ms() for stop in stops]
                 await asyncio.sleep(min([REPEAT_S, *(ms / 1000 for ms in deadlines if ms > 0)]))
                 for attempt in self._stopping():
                     self._record_stop(attempt)
@@ -520,7 +515,7 @@ class AttemptHost:
             self._repeats_stops = False
 
     def resize(self, attempt_id: str, memory_bytes: int, most_memory_bytes: int) -> None:
-        """Let an attempt whose lease may grow hold as much; its shim reads that. On a full disk it is ordered again."""
+        """Raise the memory of an attempt whose lease may grow, for its shim. On a full disk it is ordered again."""
         attempt = self._running.get(attempt_id)
         if attempt is None or not attempt.recorded:
             return
@@ -563,7 +558,6 @@ class AttemptHost:
 
     @property
     def exempt(self) -> process_tree.Exempt:
-        """Predicate for processes of the grid itself."""
         return self._grid.besides(0)
 
     def shim_pids(self) -> set[int]:
@@ -587,7 +581,6 @@ class AttemptHost:
         return tuple(self._running)
 
     def unstarted(self) -> list[str]:
-        """Ids of the attempts without a known start or end."""
         return [attempt.id for attempt in self._running.values() if attempt.started is None]
 
     def knows(self, attempt_id: str) -> bool:
@@ -618,7 +611,6 @@ class AttemptHost:
         return {attempt.id: attempt.usage(now) for attempt in self._running.values() if attempt.shim is not None}
 
     def _find_exit(self, attempt_id: str) -> AttemptExit | None:
-        """Its end, from memory or from its directory."""
         if attempt_id in self._ended or not job_dir.is_safe_name(attempt_id):
             return self._ended.get(attempt_id)
         return read_exit(self._root, attempt_id)
@@ -630,7 +622,7 @@ def _check_name(attempt_id: str) -> None:
 
 
 def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> Outcome:
-    """The end of an attempt whose shim died: as what it was being stopped, or else what is known."""
+    """The end of an attempt whose shim died: that of its stop request, or else by its progress."""
     if attempt.stop is None and not began and attempt.is_start_expired:
         return Outcome(Ending.NEVER_STARTED, detail=START_EXPIRED, node_fault=True)
     if attempt.stop is None and not began:

@@ -95,10 +95,10 @@ class Shim:
         self.next_reading_ms = 0
         self.largest_bytes = 0  # of one process, by the kernel's mark
         self.nonce = ""
-        self.held_until = 0  # it never gets earlier, whatever becomes of the file
+        self.held_until = 0  # it never gets earlier, even if the file is damaged
 
     def run(self, identity: dict[str, str | int], timer: DeadlineTimer, controllers: Controllers) -> bool:
-        """Run the attempt; whether this process is afterwards as it was before."""
+        """Run the attempt; True if this process is clean afterwards and can run another."""
         self.identity, self.timer, self.controllers = identity, timer, controllers
         try:
             self.job = JobDir(self.root, self.attempt_id)
@@ -150,7 +150,7 @@ class Shim:
             self._conclude("never_started", problem, node_fault=is_node_fault(error))
             return
         if cores and not self.controllers.cpu:
-            own = os.getpriority(os.PRIO_PROCESS, 0)  # nobody but root may be less nice than it was
+            own = os.getpriority(os.PRIO_PROCESS, 0)  # only root may lower the niceness
             os.setpriority(os.PRIO_PROCESS, self.main, max(niceness(self.spec["cpu_milli"]), own))
         command = process_tree.read_process(self.main)
         started = {
@@ -243,7 +243,7 @@ class Shim:
             self._signal_tree(signal.SIGKILL)
 
     def _read_most_memory(self) -> int:
-        """The most that an attempt may hold whose lease may grow; 0 where its lease is its limit."""
+        """Memory limit of an attempt whose lease may grow; 0 if its lease is its limit."""
         most: int = self.spec.get("most_memory_bytes", 0)
         if not most:
             return 0
@@ -295,7 +295,7 @@ class Shim:
         return request if isinstance(request, dict) and has_fields(request, STOP_FIELDS) else None
 
     def _hold_deadlines(self) -> tuple[int, int]:
-        """When to terminate and when to kill: the tree is gone by the end of the hold. (0, 0) is never."""
+        """Times to terminate and to kill, so that the tree is gone by the end of the hold; (0, 0): never."""
         hold_ms = self.spec["hold_ms"]
         if not hold_ms:
             return 0, 0
@@ -308,7 +308,7 @@ class Shim:
         return min(kill_at, self._hold_deadlines()[1] or kill_at)
 
     def _next_check_ms(self) -> int:
-        """When, in boot milliseconds, to check the limits unasked; 0 is never."""
+        """Time of the next check of the limits, in boot milliseconds; 0: never."""
         now = boot_ms()
         times = [max(self.next_reading_ms, now + 1)]
         if self.memory:
@@ -355,7 +355,7 @@ class Shim:
         return self.grid.besides(self.main)(proc, fresh=fresh)
 
     def _release_exempt(self, *, orphans: bool = False) -> None:
-        """Take what is exempt, and what is below that, out of the attempt's groups; `orphans` even if nothing in a
+        """Take exempt processes, and those below them, out of the attempt's groups; with `orphans` even if nothing in a
         group is exempt any more."""
         for group in self.groups:
             members = group.members()
@@ -397,7 +397,7 @@ class Shim:
             pause_ms = min(50, 2 * pause_ms)
 
     def _is_alone(self) -> bool:
-        """Whether only foreign processes are left; one scan may miss a tree that forks and exits without end."""
+        """True if only foreign processes are left; one scan may miss a tree that forks and exits without end."""
         for _ in range(ALONE_SCANS):
             if not self._reap():
                 return True
@@ -409,7 +409,7 @@ class Shim:
         return True
 
     def _kill_children(self) -> None:
-        """Kill direct children as fast as they come: what forks and exits is a child of ours in between."""
+        """Kill direct children as fast as they come: a tree that forks and exits is a child of ours in between."""
         for _ in range(MAX_KILL_ROUNDS):
             children = process_tree.children_of(os.getpid())
             ours = [proc for proc in children if proc.pid not in self.beyond and not self._is_exempt(proc)]
@@ -418,7 +418,6 @@ class Shim:
                 return
 
     def _peak_bytes(self) -> int:
-        """Highest memory of the tree at one moment."""
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return self.usage.peak_with_mark(self.largest_bytes, own)
 
@@ -455,7 +454,7 @@ class Shim:
         status = self.main_status
         peak = self._peak_bytes()
         for group in self.groups:
-            for _ in range(REMOVE_TRIES):  # what is taken out may have forked meanwhile
+            for _ in range(REMOVE_TRIES):  # released processes may have forked meanwhile
                 self._release_exempt(orphans=True)
                 if group.remove():
                     break
@@ -513,7 +512,7 @@ STOP_FIELDS: Final = {"ending": str, "detail": str, "kill_at_boot_ms": int}
 
 
 def is_valid_spec(spec: Any, attempt_id: str) -> bool:
-    """Whether this is the spec of that attempt, and not something else that lies in its place."""
+    """True if this is a valid spec of that attempt."""
     return (
         isinstance(spec, dict)
         and spec.get("attempt_id") == attempt_id
@@ -535,7 +534,7 @@ def is_list_of(kind: type, content: Any) -> bool:
 
 
 def signal_name(signum: int) -> str:
-    """How a signal is called in messages."""
+    """A signal in the words of a message."""
     try:
         return f"killed by {signal.Signals(signum).name}"
     except ValueError:

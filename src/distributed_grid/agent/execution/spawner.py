@@ -2,7 +2,7 @@
 
 `python -m distributed_grid.agent.execution.spawner ROOT SOCKET LOCK CGROUPS GRID_LOCK…`, started by `SpawnerClient`
 with everything imported that a shim needs; standard library only. One packet is one attempt id with one descriptor,
-the channel on which the shim reports. A shim whose attempt has ended may serve another: most of what a short command
+the channel on which the shim reports. A shim whose attempt has ended may serve another: most of the time of a short
 costs would otherwise be the fork and the pages that are copied after it.
 
 - The spawner ends when its socket closes, that is with its agent. Running shims stay; waiting ones end, so an
@@ -11,7 +11,7 @@ costs would otherwise be the fork and the pages that are copied after it.
   until the last one is given: the next holder of the host's lock sees each attempt either locked or never begun.
 - Processes of a shim that died early become the spawner's children, and are killed.
 - A shim takes the next attempt only when nothing of the last is left (no process, no control group, no limit) and
-  the agent has read its end. Until then the agent may pause, move or measure what is below the shim.
+  the agent has read its end. Until then the agent may pause, move or measure the processes below the shim.
 - While a hold is pending it keeps a hold watcher running, which outlives it.
 
 The hold watcher is the second process that ends attempts at the end of their hold, where their shim does not. The
@@ -262,7 +262,7 @@ class PreforkedShim:
         return packet.decode(), descriptors
 
     def _run_to_completion(self, attempt_id: str, lock: int, channel: int) -> bool:
-        """Run it; whether there may be another. The lock stays open, and so held, until nothing of it is left."""
+        """Run it; True if another may follow. The lock stays open, and so held, until nothing of it is left."""
         for fd in (lock, channel):
             os.set_inheritable(fd, False)  # unlike those opened here, the command would inherit received ones
         shim = Shim(self.root, attempt_id, lock, channel, self.grid)
@@ -295,7 +295,7 @@ class Spawner:
         self.host_lock = host_lock
         self.controllers = controllers
         self.grid = grid
-        self.shims: set[int] = set()  # children not reaped yet: their pids are nobody else's
+        self.shims: set[int] = set()  # children not reaped yet: their pids are not used again
         self.spares: list[socket.socket] = []
         self.busy: dict[int, socket.socket] = {}
         self.fork_error: str | None = None
@@ -366,7 +366,7 @@ class Spawner:
         return None
 
     def reclaim(self, fd: int) -> None:
-        """A shim that was given away is ready for another attempt, or gone."""
+        """Take back a shim that is ready for another attempt; close the socket of one that is gone."""
         self.poll.unregister(fd)
         spare = self.busy.pop(fd)
         try:
@@ -450,7 +450,7 @@ class Spawner:
         os.setsid()
 
     def reap(self) -> None:
-        """Collect dead shims and whatever else became ours."""
+        """Collect dead shims and other children, and kill orphans of a dead shim."""
         orphaned = False
         while True:
             try:
@@ -476,7 +476,7 @@ class Spawner:
 
 
 def _is_waiting(spare: socket.socket) -> bool:
-    """Whether the shim at the other end is still there."""
+    """True if the shim at the other end is alive."""
     try:
         spare.recv(1, socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -107,30 +107,25 @@ class SpawnerClient:
         """Send an attempt with the write end of its channel, which is closed here whatever happens."""
         try:
             await self._connected.wait()
-            while not self._try_send(attempt_id, channel):
-                assert self._sock is not None
-                loop = asyncio.get_running_loop()
-                writable: asyncio.Future[None] = loop.create_future()
-                fd = self._sock.fileno()
-                loop.add_writer(fd, _resolve, writable)
+            while True:
+                if self._sock is None:
+                    raise BrokenPipeError
                 try:
-                    await writable
-                finally:
-                    loop.remove_writer(fd)
+                    socket.send_fds(self._sock, [attempt_id.encode()], [channel])
+                    break
+                except BlockingIOError:  # the spawner has too much to do
+                    loop = asyncio.get_running_loop()
+                    writable: asyncio.Future[None] = loop.create_future()
+                    fd = self._sock.fileno()
+                    loop.add_writer(fd, _resolve, writable)
+                    try:
+                        await writable
+                    finally:
+                        loop.remove_writer(fd)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the spawner just died: the channel closes with this block, and the host sends again
         finally:
             os.close(channel)
-
-    def _try_send(self, attempt_id: str, channel: int) -> bool:
-        """Whether it was sent; False when the spawner has too much to do."""
-        if self._sock is None:
-            raise BrokenPipeError
-        try:
-            socket.send_fds(self._sock, [attempt_id.encode()], [channel])
-        except BlockingIOError:
-            return False
-        return True
 
     def _on_exit(self) -> None:
         """The socket closed (the spawner never writes to it): start another."""

@@ -45,7 +45,6 @@ from distributed_grid.trees.secret_files import SecretFilter, is_secret, is_with
 from distributed_grid.trees.tree_listing import (
     MAX_TREE_BYTES,
     MAX_TREE_FILES,
-    ListedTree,
     TreeDigests,
     TreeListing,
     list_tree,
@@ -148,7 +147,6 @@ class AttemptFileReader:
             self._continue(order.stream)
 
     def close(self) -> None:
-        """The link of these streams is gone."""
         for stream in [*self._streams, *self._listings]:
             self._end(stream)
 
@@ -189,24 +187,18 @@ class AttemptFileReader:
             listing.cancel()
 
     async def _send_listing(self, order: wire.ListFiles) -> None:
-        shipped = await self._shipped_tree(order.shipped)
+        shipped = manifest.Manifest()  # the tree that the attempt began with; unknown, every file is listed
+        if order.shipped and self._read_tree is not None:
+            with contextlib.suppress(GridError, OSError, TimeoutError):
+                async with asyncio.timeout(MANIFEST_SECONDS):
+                    shipped = await self._read_tree(order.shipped)
         listing = await asyncio.to_thread(self._listing, order, shipped)
         if self._listings.pop(order.stream, None) is not None:
             for page in listing:
                 self._send(page)
 
-    async def _shipped_tree(self, digest: str) -> manifest.Manifest:
-        """The tree that an attempt began with; an empty one where it is not known: then every file is listed."""
-        if not digest or self._read_tree is None:
-            return manifest.Manifest()
-        try:
-            async with asyncio.timeout(MANIFEST_SECONDS):
-                return await self._read_tree(digest)
-        except (GridError, OSError, TimeoutError):
-            return manifest.Manifest()
-
     def _listing(self, order: wire.ListFiles, shipped: manifest.Manifest) -> list[wire.FileListing]:
-        listing: file_selection.SelectedFiles | ListedTree | TreeListing
+        listing: file_selection.SelectedFiles | TreeListing
         changed: file_selection.ChangedFiles | None = None
         directory = self._moved_from(order.lease_id)  # held until it is listed
         try:
@@ -312,7 +304,11 @@ def remove_expired(root: Path, *, age_ms: int, keep_ms: int = KEEP_MS) -> int:
             continue
         if not os.path.lexists(control / EXIT):
             continue
-        seen_ms = _read_age(control / AGE)
+        try:
+            content = unsealed((control / AGE).read_bytes())
+        except OSError:
+            content = None
+        seen_ms = int(content) if content is not None and content.isdigit() else None
         if seen_ms is None or seen_ms > age_ms:
             with contextlib.suppress(OSError):  # a full disk: it is seen again
                 write_private(control / AGE, sealed(str(age_ms).encode()), durable=False)
@@ -321,15 +317,6 @@ def remove_expired(root: Path, *, age_ms: int, keep_ms: int = KEEP_MS) -> int:
                 shutil.rmtree(folder, ignore_errors=True)
             removed += 1
     return removed
-
-
-def _read_age(path: Path) -> int | None:
-    """The age in a file; None where there is none that can be believed."""
-    try:
-        content = unsealed(path.read_bytes())
-    except OSError:
-        return None
-    return int(content) if content is not None and content.isdigit() else None
 
 
 KEEP_BYTES = 4 * 1024**3

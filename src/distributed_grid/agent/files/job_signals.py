@@ -51,7 +51,7 @@ class HoldDeadline:
         self._write()
 
     def extend(self, until_boot_ms: int, *, in_use: bool) -> None:
-        """Let it last until then, at least. Where nothing runs (not `in_use`) the disk need not know."""
+        """Extend it to that time, at least. Where nothing runs (not `in_use`) it is not written to the disk."""
         if until_boot_ms <= self._until:
             return
         self._until = until_boot_ms
@@ -64,13 +64,13 @@ class HoldDeadline:
         try:
             job_dir.write_hold(self._root, self._until, self.key)
             self._on_disk = self._until
-        except OSError as error:  # a broken disk: what runs is stopped in time, as if nobody had extended it
+        except OSError as error:  # a broken disk: the attempts are stopped in time, as without an extension
             log.warning("the hold could not be renewed: %s", error.strerror)
 
 
 def give_notice(root: str, attempt_id: str, why: str, in_ms: int) -> int:
-    """Warn an attempt that it will be stopped; returns how many milliseconds it has. A second notice adds no time, and
-    takes none away, whatever became of the wall clock since the first."""
+    """Warn an attempt of its stop; returns its time in milliseconds. A second notice adds no time, and
+    takes none away, even if the wall clock was set since the first."""
     now, boot_now = time.time(), boot_ms()
     try:
         folder = job_dir.open_job_folder(root, attempt_id)
@@ -147,14 +147,14 @@ class CheckpointMarks:
         return tuple(ages)
 
     def confirm(self, beat: int) -> None:
-        """A heartbeat has arrived, and its marks are in the ledger; those of earlier ones are there too, or lost."""
+        """The marks of this heartbeat are in the ledger; those of earlier ones are there too, or lost."""
         for earlier in [sent for sent in self._in_flight if sent <= beat]:
             marks = self._in_flight.pop(earlier)
             if earlier == beat:
                 self._confirmed |= marks
 
     def report_again(self) -> None:
-        """There is a new link: reports on the last one may be lost."""
+        """Report all marks again after a new link: reports on the last one may be lost."""
         self._reported_ms.clear()
         self._confirmed.clear()
         self._in_flight.clear()
@@ -165,7 +165,6 @@ class CheckpointMarks:
         return None if mark is None else _age_ms(mark.at_ns)
 
     def age_ms(self, attempt_id: str) -> int | None:
-        """Age of an attempt's last checkpoint mark; None without one."""
         at_ns = self._marked_ns(attempt_id)
         return None if at_ns is None else _age_ms(at_ns)
 

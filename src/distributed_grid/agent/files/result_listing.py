@@ -8,6 +8,7 @@ cannot be counted. A manifest that is not here any more makes every file count: 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterable
@@ -44,25 +45,20 @@ def list_results(directory: Path, attempts: dict[str, str]) -> dict[str, tuple[i
             continue
         try:
             selected = select_files(work, EVERYTHING)
-            counted = count_results(changed_files(work, selected.entries, _shipped(directory, digest)).entries)
+            shipped = Manifest()  # the files that the attempt began with; none if their list is gone
+            if digest and (directory / "content").is_dir():
+                with (
+                    contextlib.suppress(GridError, OSError),
+                    ContentStore(directory / "content").open(digest) as file,
+                ):
+                    shipped = decode(file.read())
+            counted = count_results(changed_files(work, selected.entries, shipped).entries)
         except (GridError, OSError, RecursionError) as failure:
             results[attempt] = str(failure)[:MAX_REASON_CHARS]
             continue
         if counted[0]:
             results[attempt] = counted
     return results
-
-
-def _shipped(directory: Path, digest: str) -> Manifest:
-    """The files that an attempt began with; none where the list is gone."""
-    content = directory / "content"
-    if not digest or not content.is_dir():
-        return Manifest()
-    try:
-        with ContentStore(content).open(digest) as file:
-            return decode(file.read())
-    except (GridError, OSError):
-        return Manifest()
 
 
 def main() -> int:

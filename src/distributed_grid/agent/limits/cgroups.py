@@ -114,7 +114,6 @@ class Cgroup:
         self.path = path
 
     def make(self) -> None:
-        """Make it. Safe twice."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path)
 

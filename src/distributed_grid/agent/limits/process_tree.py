@@ -1,7 +1,7 @@
 """Process trees of jobs, read from /proc: descendants, signals, affinity, memory and its limit.
 
 A process is identified by pid and start time; no signal is sent on the pid alone. All that descends from an attempt's
-shim belongs to the attempt, whatever it is called and whatever its environment says. Exempt, with all below it, is only
+shim belongs to the attempt, under any name and with any environment. Exempt, with all below it, is only
 a process of this very grid, which a job may have started by using `grid`: see `GridProcesses`.
 
 Memory of an attempt, one definition for all: anonymous and shared memory of the whole tree at one moment, each shared
@@ -53,7 +53,7 @@ def read_process(pid: int) -> Proc | None:
     text = read_proc_file(f"/proc/{pid}/stat")
     if not text:
         return None
-    # The name in parentheses may itself hold spaces and parentheses; what follows the last one is numbers.
+    # The name in parentheses may itself hold spaces and parentheses; after the last one there are only numbers.
     field = text[text.rindex(b")") + 2 :].split()
     threads = int(field[17])
     return Proc(
@@ -76,7 +76,7 @@ def read_processes() -> dict[int, Proc]:
 
 
 class Exempt(Protocol):
-    """Whether a process is none of an attempt's; where it need not be `fresh`, the answer may be a moment old."""
+    """True if a process does not belong to an attempt; unless `fresh`, the answer may be a moment old."""
 
     def __call__(self, proc: Proc, *, fresh: bool = True) -> bool: ...
 
@@ -98,7 +98,7 @@ def descendants(root: int, exempt: Exempt, procs: Mapping[int, Proc] | None = No
 
 
 def listed_descendants(root: int, exempt: Exempt) -> list[Proc]:
-    """Like `descendants`, from the kernel's lists of children: cheap, and sometimes a process is missing."""
+    """`descendants` by the kernel's lists of children: cheap, and sometimes a process is missing."""
     if not _has_children_lists():
         return descendants(root, exempt)
     return _descend(root, _listed_children, exempt, fresh=False)
@@ -168,21 +168,20 @@ class GridProcesses:
         """Exemptions from the attempt with this main process, which itself is never exempt."""
 
         def exempt(proc: Proc, *, fresh: bool = True) -> bool:
-            return proc.pid != main and proc.pid == proc.session and self._includes(proc, fresh)
+            if proc.pid == main or proc.pid != proc.session:
+                return False
+            now = time.monotonic_ns() // 1_000_000
+            read_at, answer = self._recent.get((proc.pid, proc.start), (now - RECENT_MS, False))
+            if not fresh and now - read_at < RECENT_MS:
+                return answer
+            if len(self._recent) > 1000:
+                self._recent.clear()
+            held = held_locks(proc.pid)
+            answer = bool(held) and not held.isdisjoint(map(_file_id, (*self.locks, *self._shim_locks())))
+            self._recent[proc.pid, proc.start] = now, answer
+            return answer
 
         return exempt
-
-    def _includes(self, proc: Proc, fresh: bool) -> bool:
-        now = time.monotonic_ns() // 1_000_000
-        read_at, answer = self._recent.get((proc.pid, proc.start), (now - RECENT_MS, False))
-        if not fresh and now - read_at < RECENT_MS:
-            return answer
-        if len(self._recent) > 1000:
-            self._recent.clear()
-        held = held_locks(proc.pid)
-        answer = bool(held) and not held.isdisjoint(map(_file_id, (*self.locks, *self._shim_locks())))
-        self._recent[proc.pid, proc.start] = now, answer
-        return answer
 
 
 def held_locks(pid: int) -> set[tuple[int, int]]:
@@ -238,7 +237,6 @@ def find_attempt_processes(
 
 
 def is_in_group(pid: int, name: str) -> bool:
-    """True if a process is in a control group of that name, or below one."""
     return f"/{name}/".encode() in read_proc_file(f"/proc/{pid}/cgroup").replace(b"\n", b"/\n")
 
 
@@ -347,7 +345,7 @@ class TreeMemory:
         return self._held
 
     def add(self, held_bytes: int, file_bytes: int = 0) -> None:
-        """A foreign reading: memory, and mapped files of some process."""
+        """Add a reading made elsewhere: memory, and mapped files of a process."""
         self.peak_bytes = max(self.peak_bytes, held_bytes)
         self._file_bytes = max(self._file_bytes, file_bytes)
 
@@ -418,7 +416,7 @@ def _kilobytes(path: str, keys: tuple[bytes, ...]) -> dict[bytes, int]:
 
 
 class CgroupMemoryLimit:
-    """A limit that the kernel enforces; this notices when it did, and polls a tree of which some left the group."""
+    """A limit that the kernel enforces; detects its kills, and polls a tree of which some processes left the group."""
 
     def __init__(self, limit_bytes: int, group: Cgroup, usage: TreeMemory) -> None:
         self.limit_bytes = limit_bytes
@@ -439,17 +437,17 @@ class CgroupMemoryLimit:
                 self._group.limit_memory(self.limit_bytes)
 
     def raise_limit(self, limit_bytes: int) -> None:
-        """Let the tree hold more than until now."""
+        """Raise the limit of the tree."""
         self._group.raise_memory_limit(limit_bytes)
         self.limit_bytes = limit_bytes
         if self._polled is not None:
             self._polled.raise_limit(limit_bytes)
 
     def overrun(self, root: int, exempt: Exempt) -> str | None:
-        """The message about an overrun, None while there was none."""
+        """Message about an overrun; None before one."""
         held, files = self._group.held_and_file_bytes()
         self._usage.add(held, files)
-        if held > self.limit_bytes:  # somebody has raised the kernel's limit
+        if held > self.limit_bytes:  # the kernel's limit was raised from outside
             return over_limit_message(held, self.limit_bytes)
         if self._group.kills():
             self._usage.add(self.limit_bytes)
@@ -464,7 +462,7 @@ class CgroupMemoryLimit:
         return overrun
 
     def _return_escaped(self, root: int, exempt: Exempt) -> bool:
-        """Put what has left the group back into it; whether there was anything."""
+        """Put processes that have left the group back into it; True if there were any."""
         tree = listed_descendants(root, exempt)
         inside = set(self._group.members())
         escaped = [proc for proc in tree if proc.pid not in inside]
@@ -486,7 +484,7 @@ class PolledMemoryLimit:
         self.limit_bytes = limit_bytes
 
     def overrun(self, root: int, exempt: Exempt) -> str | None:
-        """The message about an overrun of the tree below `root`, None while there is none."""
+        """Message about an overrun of the tree below `root`; None without one."""
         began = time.monotonic_ns()
         tree = listed_descendants(root, exempt)
         used = self._usage.read(tree, began // 1_000_000, limit_bytes=self.limit_bytes)

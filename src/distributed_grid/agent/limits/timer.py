@@ -72,7 +72,7 @@ class DeadlineTimer:
         self._poll.register(self._woken, select.POLLIN)
 
     def wait(self, until_boot_ms: int, at_most_ms: int | None = None) -> None:
-        """Until then (0: for ever) or until something happens; and no longer than `at_most_ms` of being awake."""
+        """Wait until that time (0: no limit), a signal or a child; and no longer than `at_most_ms` of being awake."""
         if until_boot_ms or self._timer >= 0:
             if self._timer < 0:
                 self._timer = _timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,12 +1,12 @@
 """Process tree of an original: found, stopped as a whole, continued or killed. Standard library only.
 
-The tree is the original, all that descends from it, and what its parents have left: members of a process group or a
-session that one of the tree leads, and whatever was seen in the tree before. A descendant that has left parent, group
-and session before anybody looked cannot be told from a stranger.
+The tree is the original, all its descendants, and the processes that lost their parent: members of a process group or a
+session that one of the tree leads, and every process that was seen in the tree before. A descendant that left parent,
+group and session before the first scan cannot be distinguished from a stranger.
 
-A process is signalled by a pidfd whose start time was compared after it was opened, never by its pid. The tree stands
-still when a scan of all processes, begun while every thread of every known member was stopped, finds no other member:
-what is stopped has no children. Whoever was stopped before is left alone, by `stop` and by `resume`.
+A process is signalled by a pidfd whose start time was compared after it was opened, never by its pid. The tree is still
+when a scan of all processes, begun while every thread of every known member was stopped, shows no other member: stopped
+processes have no new children. Members that were stopped before are left alone, by `stop` and by `resume`.
 """
 
 from __future__ import annotations
@@ -61,11 +61,9 @@ class FrozenTree:
         return tuple(sorted(self._known))
 
     def living(self) -> tuple[Member, ...]:
-        """Those of them that have not ended."""
         return tuple(sorted(member for member in self._known if self._is_left(member)))
 
     def exclude(self, pid: int) -> None:
-        """A process of the grid must not be in the tree."""
         self._own |= {pid}
 
     def root_pidfd(self) -> int | None:
@@ -74,26 +72,27 @@ class FrozenTree:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the original has not ended."""
         return self._is_left(self._root)
 
     def observe(self) -> list[Proc]:
-        """Look for the members that live; `TreeNotFrozen` names what makes it impossible to stop them as a whole."""
-        self._forget_ended()
-        found = self._find()
-        self._check(found)
-        return found
+        """Find the living members; `TreeNotFrozen` names the obstacle to stopping them as a whole."""
+        # Close the descriptors of those that have ended, but for the original's own.
+        for member in [member for member, fd in self._pidfds.items() if member != self._root and _has_ended(fd)]:
+            os.close(self._pidfds.pop(member))
+        procs = self._find()
+        self._check(procs)
+        return procs
 
-    def spare_stopped(self, found: Iterable[Proc]) -> None:
-        """Remember who stands still already."""
-        self.spared.update((proc.pid, proc.start) for proc in found if proc.stopped)
+    def spare_stopped(self, procs: Iterable[Proc]) -> None:
+        """Remember the members that were stopped already."""
+        self.spared.update((proc.pid, proc.start) for proc in procs if proc.stopped)
 
     def stop(self, by_ms: int) -> None:
         """Stop every member, those born meanwhile included; `TreeNotFrozen` when that has not succeeded in time."""
         signalled: set[Member] = set()
         while True:
             fresh = self._fresh(signalled, self._children())
-            if not fresh and not self._unsettled():  # what is still has no children: who is left is an orphan
+            if not fresh and not self._unsettled():  # still processes have no new children: any other is an orphan
                 fresh = self._fresh(signalled, self.observe())
                 if not fresh:
                     return
@@ -101,21 +100,40 @@ class FrozenTree:
                 signalled.add(member)
                 if member not in self.spared:
                     self._send(member, signal.SIGSTOP)
-            self._wait_until_settled()
+            for _ in range(SETTLE_POLLS):
+                if not (late := self._unsettled()):
+                    break
+                time.sleep(POLL_SECONDS)
+            else:
+                # A process that waits for its child to exec (vfork) stops when that has happened, and a stopped child
+                # never does: continue the children of those that do not stop for a moment.
+                parents = {pid for pid, _ in late}
+                children = [
+                    member
+                    for member in self._known - self.spared
+                    if (proc := read_process(member[0])) is not None
+                    and proc.start == member[1]
+                    and proc.parent in parents
+                ]
+                for member in children:
+                    self._send(member, signal.SIGCONT)
+                time.sleep(NUDGE_SECONDS)
+                for member in children:
+                    self._send(member, signal.SIGSTOP)
             if boot_ms() >= by_ms:
                 late = self._unsettled()
                 raise TreeNotFrozen(
                     f"{_shown(late[0])} does not stop" if late else "it forks faster than it can be stopped"
                 )
 
-    def _fresh(self, signalled: set[Member], found: Iterable[Proc]) -> list[Member]:
-        """The members that were not signalled yet; who of them stands still by itself is spared."""
-        fresh = [proc for proc in found if (proc.pid, proc.start) not in signalled]
+    def _fresh(self, signalled: set[Member], procs: Iterable[Proc]) -> list[Member]:
+        """The members that were not signalled yet; those of them that are stopped already are spared."""
+        fresh = [proc for proc in procs if (proc.pid, proc.start) not in signalled]
         self.spare_stopped(fresh)
         return [(proc.pid, proc.start) for proc in fresh]
 
     def is_still(self) -> bool:
-        """Whether every member stands still, and there is no new one."""
+        """True if every member is still, and there is no new one."""
         if self._unsettled():
             return False
         known = len(self._known)
@@ -126,24 +144,32 @@ class FrozenTree:
         return len(self._known) == known and not self._unsettled()
 
     def resume(self) -> None:
-        """Continue every member that stands still, but for those that were stopped before."""
+        """Continue every stopped member, except those that were stopped before."""
         continued: set[Member] = set()
         while fresh := self._known - self.spared - continued:
             for member in fresh:
-                with contextlib.suppress(TreeNotFrozen):  # it is another user's now, and cannot have been stopped here
+                with contextlib.suppress(TreeNotFrozen):  # another user's by now: it cannot have been stopped here
                     self._send(member, signal.SIGCONT)
             continued |= fresh
-            self._find()  # of one who was killed before it had written down whom it stopped
+            self._find()  # the members of a guard that was killed before it had recorded them
 
     def kill(self, wait_ms: int) -> bool:
-        """Kill every member; whether nothing of the tree is left. A zombie is dead."""
+        """Kill every member; True if nothing of the tree is left. A zombie is dead."""
         end_ms = boot_ms() + wait_ms
         while boot_ms() <= end_ms:
             left = self.living()
             for member in left:
                 with contextlib.suppress(TreeNotFrozen):  # it may end by itself yet
                     self._send(member, signal.SIGKILL)
-            self._wait_until_ended(left)
+            poll = select.poll()
+            fds = [fd for member in left if (fd := self._pidfds.get(member)) is not None and not _has_ended(fd)]
+            for fd in fds:
+                poll.register(fd, select.POLLIN)
+            poll_until_ms = boot_ms() + KILL_POLL_MS
+            while fds and boot_ms() < poll_until_ms:
+                for fd, _ in poll.poll(KILL_POLL_MS):
+                    poll.unregister(fd)
+                    fds.remove(fd)
             if not self.living() and not self._find():
                 return True
         return False
@@ -165,7 +191,7 @@ class FrozenTree:
             fd = os.pidfd_open(member[0])
         except ProcessLookupError:
             return None
-        except OSError as error:  # too many open files: nobody can say that it is gone
+        except OSError as error:  # too many open files: it may not be gone
             raise TreeNotFrozen(f"{_shown(member)} cannot be observed: {error.strerror}") from None
         now = read_process(member[0])
         if now is None or now.start != member[1]:  # compared after opening: this descriptor is of that process or none
@@ -175,17 +201,12 @@ class FrozenTree:
         return fd
 
     def _is_left(self, member: Member) -> bool:
-        """Whether it has not ended, as far as anybody can say."""
+        """True unless it has certainly ended."""
         try:
             fd = self._pidfd(member)
         except TreeNotFrozen:
             return True
         return fd is not None and not _has_ended(fd)
-
-    def _forget_ended(self) -> None:
-        """Close the descriptors of those that have ended, but for the original's own."""
-        for member in [member for member, fd in self._pidfds.items() if member != self._root and _has_ended(fd)]:
-            os.close(self._pidfds.pop(member))
 
     def _send(self, member: Member, signum: int) -> None:
         fd = self._pidfd(member)
@@ -201,18 +222,18 @@ class FrozenTree:
     # ------------------------------------------------------------------ the whole tree
 
     def _find(self) -> list[Proc]:
-        found = find_members(self._known, read_processes())
-        self._known.update((proc.pid, proc.start) for proc in found)
-        return found
+        procs = find_members(self._known, read_processes())
+        self._known.update((proc.pid, proc.start) for proc in procs)
+        return procs
 
-    def _check(self, found: list[Proc]) -> None:
-        if len(found) > MAX_MEMBERS:
+    def _check(self, procs: list[Proc]) -> None:
+        if len(procs) > MAX_MEMBERS:
             raise TreeNotFrozen(f"it has more than {MAX_MEMBERS} processes")
-        root = next((proc for proc in found if proc.pid == self._root[0]), None)
+        root = next((proc for proc in procs if proc.pid == self._root[0]), None)
         self._session = self._session or (root.session if root is not None else 0)
-        if any(proc.pid in self._own for proc in found):
+        if any(proc.pid in self._own for proc in procs):
             raise TreeNotFrozen("a process of the grid runs below it")
-        for proc in found:
+        for proc in procs:
             if self._session and proc.session != self._session:
                 raise TreeNotFrozen(f"{_shown((proc.pid, proc.start))} is in another session")
 
@@ -222,53 +243,24 @@ class FrozenTree:
 
     def _children(self) -> list[Proc]:
         """The members that descend from known ones, from the kernel's lists: quick, and complete once all are still."""
-        found: dict[int, Proc] = {}
+        procs: dict[int, Proc] = {}
         waiting = [
             proc for pid, start in self._known if (proc := read_process(pid)) is not None and proc.start == start
         ]
         while waiting:
             proc = waiting.pop()
-            if proc.pid not in found:
-                found[proc.pid] = proc
+            if proc.pid not in procs:
+                procs[proc.pid] = proc
                 waiting += children_of(proc.pid)
-        living = [proc for proc in found.values() if not proc.dead]
+        living = [proc for proc in procs.values() if not proc.dead]
         self._known.update((proc.pid, proc.start) for proc in living)
         self._check(living)
         return living
 
-    def _wait_until_ended(self, members: Iterable[Member]) -> None:
-        poll = select.poll()
-        fds = [fd for member in members if (fd := self._pidfds.get(member)) is not None and not _has_ended(fd)]
-        for fd in fds:
-            poll.register(fd, select.POLLIN)
-        end_ms = boot_ms() + KILL_POLL_MS
-        while fds and boot_ms() < end_ms:
-            for fd, _ in poll.poll(KILL_POLL_MS):
-                poll.unregister(fd)
-                fds.remove(fd)
-
-    def _wait_until_settled(self) -> None:
-        for _ in range(SETTLE_POLLS):
-            if not (late := self._unsettled()):
-                return
-            time.sleep(POLL_SECONDS)
-        self._release_vfork(late)
-
-    def _release_vfork(self, late: list[Member]) -> None:
-        """A process that waits for its child to exec (vfork) stops when that has happened, and a stopped child never
-        does: let the children of those that do not stop go on for a moment."""
-        parents = {pid for pid, _ in late}
-        children = [member for member in self._known - self.spared if _parent_of(member) in parents]
-        for member in children:
-            self._send(member, signal.SIGCONT)
-        time.sleep(NUDGE_SECONDS)
-        for member in children:
-            self._send(member, signal.SIGSTOP)
-
 
 def find_members(known: Iterable[Member], procs: Mapping[int, Proc]) -> list[Proc]:
     """The living members of a tree of which these are known, among all processes."""
-    found: dict[int, Proc] = {}
+    members: dict[int, Proc] = {}
     waiting = [proc for pid, start in known if (proc := procs.get(pid)) is not None and proc.start == start]
     pids = {pid for pid, _ in known}
     children: dict[int, list[Proc]] = {}
@@ -280,39 +272,30 @@ def find_members(known: Iterable[Member], procs: Mapping[int, Proc]) -> list[Pro
         sessions.setdefault(proc.session, []).append(proc)
     while waiting:
         proc = waiting.pop()
-        if proc.pid in found:
+        if proc.pid in members:
             continue
-        found[proc.pid] = proc
+        members[proc.pid] = proc
         pids.add(proc.pid)
         waiting += children.get(proc.pid, ())
-        # A number that a living member has as its group or session is nobody else's, though the leader may be gone.
+        # The number of a living member's group or session belongs to no other process, though the leader may be gone.
         waiting += groups.get(proc.group, ()) if proc.group in pids else ()
         waiting += sessions.get(proc.session, ()) if proc.session in pids else ()
-    return [proc for proc in found.values() if not proc.dead]
+    return [proc for proc in members.values() if not proc.dead]
 
 
 def _stands_still(member: Member) -> bool:
-    """Whether every thread of a process is stopped or dead."""
+    """True if every thread of a process is stopped or dead."""
     proc = read_process(member[0])
     if proc is None or proc.start != member[1] or proc.dead:
         return True
     if proc.threads <= 1:
         return proc.stopped
-    return all(_thread_state(member[0], thread) in b"TtZXx" for thread in threads(member[0]))
-
-
-def _thread_state(pid: int, thread: int) -> bytes:
-    text = read_proc_file(f"/proc/{pid}/task/{thread}/stat")
-    return text[text.rindex(b")") + 2 :][:1] if text else b"X"
-
-
-def _parent_of(member: Member) -> int:
-    proc = read_process(member[0])
-    return proc.parent if proc is not None and proc.start == member[1] else 0
+    stats = (read_proc_file(f"/proc/{member[0]}/task/{thread}/stat") for thread in threads(member[0]))
+    return all(text[text.rindex(b")") + 2 :][:1] in b"TtZXx" for text in stats if text)
 
 
 def _has_ended(pidfd: int) -> bool:
-    """Whether the process of this descriptor is dead, all its threads included; a zombie is."""
+    """True if the process of this descriptor is dead, all its threads included; a zombie is."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

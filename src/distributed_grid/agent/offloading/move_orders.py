@@ -31,10 +31,10 @@ from distributed_grid.agent.offloading.original_process import (
     OpenDirectory,
     identify,
     is_running,
+    look_again,
     open_working_directory,
 )
 from distributed_grid.agent.offloading.process_inventory import Surroundings
-from distributed_grid.agent.offloading.second_look import look_again
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.domain.processes import ProcessLook
 from distributed_grid.domain.states import MoveState, Step

@@ -1,22 +1,32 @@
-"""Original of a move as the agent finds it: its identity, whose it is, and the directory it runs in.
+"""Original of a move at its source: its identity, its working directory, and the second look before it is ended.
 
-The directory is opened through /proc, so it is the one that the process has, whatever its name is by now. After the
+The directory is opened through /proc, so it is the one that the process has, even if it was renamed. After the
 process has ended it is opened by its name, and must be the same directory.
+
+The second look takes the same inventory of the frozen process as at the request. Reading the facts of a frozen process
+can wait for a file system that hangs, so the look has a time limit; facts that cannot be read in time count as changed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+from collections.abc import Callable
 
 from distributed_grid.agent.limits.process_tree import read_process
 from distributed_grid.agent.offloading.move_journal import OriginalProcess
-from distributed_grid.domain.processes import ProcessIdentity
+from distributed_grid.agent.offloading.process_inventory import ProcessInventory, Surroundings
+from distributed_grid.domain.processes import ProcessIdentity, ProcessLook
 from distributed_grid.errors import GridError, NotFound, Refused
 from distributed_grid.posix.boot_clock import boot_id
+from distributed_grid.scheduling.offloading.processes import changes_text, process_changes
 from distributed_grid.trees.secret_files import never_shipped_unasked
 
+LOOK_SECONDS = 5.0
 _DELETED = " (deleted)"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+log = logging.getLogger(__name__)
 
 
 class OpenDirectory:
@@ -30,7 +40,7 @@ class OpenDirectory:
 
 
 def is_running(pid: int, start: int, boot: str) -> bool:
-    """Whether exactly this process runs, stopped or not."""
+    """True if exactly this process runs, stopped or not."""
     if boot != boot_id():
         return False
     proc = read_process(pid)
@@ -51,10 +61,10 @@ def identify(move_id: str, node: str, identity: ProcessIdentity) -> tuple[Origin
         raise NotFound(f"process {pid} is not there any more") from None
     except OSError as failure:
         raise Refused(f"the working directory of process {pid} cannot be opened: {failure.strerror}") from failure
-    if not is_running(pid, identity.pid_start, identity.boot):  # what was opened may have been another process's
+    if not is_running(pid, identity.pid_start, identity.boot):  # the directory may be another process's
         raise NotFound(f"process {pid} is not there any more")
-    found = os.fstat(directory.fd)
-    if not found.st_nlink or cwd.endswith(_DELETED):
+    status = os.fstat(directory.fd)
+    if not status.st_nlink or cwd.endswith(_DELETED):
         raise Refused(f"the working directory of process {pid} was removed")
     shown = cwd.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     if shown != cwd:
@@ -62,7 +72,16 @@ def identify(move_id: str, node: str, identity: ProcessIdentity) -> tuple[Origin
     problem = never_shipped_unasked(cwd)
     if problem:
         raise Refused(f"the working directory {cwd} of process {pid} {problem}")
-    original = OriginalProcess(move_id, node, pid, identity.pid_start, identity.boot, cwd, found.st_dev, found.st_ino)
+    original = OriginalProcess(
+        move_id=move_id,
+        node=node,
+        pid=pid,
+        start=identity.pid_start,
+        boot=identity.boot,
+        cwd=cwd,
+        device=status.st_dev,
+        inode=status.st_ino,
+    )
     return original, directory
 
 
@@ -78,7 +97,23 @@ def open_working_directory(original: OriginalProcess) -> OpenDirectory:
         except OSError as failure:
             problem = f"{original.cwd} cannot be opened: {failure.strerror}"
             continue
-        found = os.fstat(directory.fd)
-        if (found.st_dev, found.st_ino) == (original.device, original.inode):
+        status = os.fstat(directory.fd)
+        if (status.st_dev, status.st_ino) == (original.device, original.inode):
             return directory
     raise GridError(problem)
+
+
+async def look_again(original: OriginalProcess, first: ProcessLook, surroundings: Callable[[], Surroundings]) -> str:
+    """The reason why the original may not be ended; empty if it is as it was at the request."""
+    try:
+        around, inventory = surroundings(), ProcessInventory()
+        async with asyncio.timeout(LOOK_SECONDS):
+            rows = await asyncio.to_thread(inventory.scan, around, pid=original.pid, measures_memory=False)
+        if not rows or (rows[0].pid_start, rows[0].boot) != (original.start, original.boot):
+            return "it could not be looked at a second time: it has ended"
+        return changes_text(process_changes(first, rows[0]))
+    except TimeoutError:
+        return f"it could not be looked at a second time within {LOOK_SECONDS:.0f} s"
+    except (GridError, OSError, ValueError) as failure:
+        log.warning("no second look at process %d", original.pid, exc_info=failure)
+        return f"it could not be looked at a second time: {failure}"

@@ -1,17 +1,18 @@
-"""Entries of /proc, read for an inventory: a short row of every process, and all that matters of one.
+"""Entries of /proc, read for an inventory: a short row of every process, and the details of one.
 
-What is read of one process goes through one descriptor of its directory: the kernel binds that to the process itself,
+All files of one process are read through one descriptor of its directory: the kernel binds that to the process itself,
 so a pid that is used again in between is never mistaken for it. A process that ends while it is read raises
 `ProcessGone`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from distributed_grid.adapters.probes.procfs import PAGE_BYTES
@@ -26,7 +27,7 @@ HARMLESS_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full",
 DELETED = " (deleted)"
 _KERNEL_THREAD = 0x00200000
 _MAPPED = re.compile(
-    rb" ([r-][w-][x-][ps]) [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+ \d+) +(/(?!usr/|lib)[^\n]*)"  # not what every system has
+    rb" ([r-][w-][x-][ps]) [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+ \d+) +(/(?!usr/|lib)[^\n]*)"  # no files that every system has
 )
 
 
@@ -35,7 +36,7 @@ class ProcessGone(GridError):
 
 
 class ProcRow(NamedTuple):
-    """One process as its `stat` says it; `uid` is who may read it, `inode` that of its directory."""
+    """One process by its `stat` file; `uid` is the user who may read it, `inode` that of its directory."""
 
     pid: int
     ppid: int
@@ -78,27 +79,25 @@ class MappedFile(NamedTuple):
 
 
 class ProcDetails(NamedTuple):
-    """All that matters of one process. `streams` are its descriptors 0 to 2, `foreign` names what it does not share
-    with the reader: namespaces, or its root directory. `problem` says what could not be read."""
+    """Facts about one process for the inventory."""
 
     argv: tuple[str, ...]
-    cwd: str
-    exe: str
-    files: tuple[OpenFile, ...]
-    sockets: frozenset[int]
-    pipes: frozenset[str]
-    streams: tuple[StandardStream, ...]
-    mappings: tuple[MappedFile, ...]
-    is_traced: bool
-    is_privileged: bool
-    foreign: str
-    read_bytes: int
-    written_bytes: int
-    problem: str
+    cwd: str = ""
+    exe: str = ""
+    files: tuple[OpenFile, ...] = ()
+    sockets: frozenset[int] = frozenset()
+    pipes: frozenset[str] = frozenset()
+    streams: tuple[StandardStream, ...] = ()  # descriptors 0 to 2
+    mappings: tuple[MappedFile, ...] = ()
+    is_traced: bool = False
+    is_privileged: bool = False
+    foreign: str = ""  # a namespace or root directory that is not the reader's
+    read_bytes: int = 0
+    written_bytes: int = 0
+    problem: str = ""  # the part that could not be read
 
 
 def read_table() -> dict[int, ProcRow]:
-    """Every process that this user can see."""
     rows = (read_row(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {row.pid: row for row in rows if row is not None}
 
@@ -119,7 +118,7 @@ def read_row(pid: int) -> ProcRow | None:
 
 
 def _parse_row(text: bytes, uid: int, inode: int) -> ProcRow:
-    # The name in parentheses may itself hold spaces and parentheses; what follows the last one is numbers.
+    # The name in parentheses may itself hold spaces and parentheses; after the last one there are only numbers.
     begin, end = text.index(b"("), text.rindex(b")")
     field = text[end + 2 :].split()
     return ProcRow(
@@ -157,7 +156,7 @@ class ReaderIdentity(NamedTuple):
             return cls(links, _link(folder, "root"), int(_status_value(status, b"CapEff") or b"0", 16))
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_process(name: str | int) -> Iterator[int]:
     """A descriptor of a process's directory; `ProcessGone` where there is none, or it ends meanwhile."""
     try:
@@ -173,22 +172,49 @@ def open_process(name: str | int) -> Iterator[int]:
 
 
 def read_details(row: ProcRow, reader: ReaderIdentity) -> ProcDetails:
-    """All that matters of the process of this row; `ProcessGone` where it is another one by now."""
+    """Details of the process of this row; `ProcessGone` if it is another one by now."""
     with open_process(row.pid) as folder:
         _check_same(folder, row)
         try:
-            return _details(row, folder, reader)
+            status = _read_short(folder, "status")
+            cmdline, raw_cwd = _read_short(folder, "cmdline"), os.readlink(b"cwd", dir_fd=folder)
+            files, sockets, pipes, streams, problem = _descriptors(row.pid, folder)
+            if not _is_text(cmdline) or not _is_text(raw_cwd):
+                problem = f"the command line or the working directory of process {row.pid} is not UTF-8"
+            read = written = b"0"
+            if row.own_ticks:  # a process without CPU time has hardly read or written anything
+                _, read, _, written, *_ = _read_short(folder, "io").split(maxsplit=4)  # rchar: 5 wchar: 7 ...
+            # Privileged: a process that changes its user or group, or has more rights than the reader.
+            users, groups = _status_value(status, b"Uid").split(), _status_value(status, b"Gid").split()
+            more = int(_status_value(status, b"CapEff") or b"0", 16) & ~reader.capabilities
+            return ProcDetails(
+                argv=_words(cmdline),
+                cwd=raw_cwd.decode(errors="replace"),
+                exe=_link(folder, "exe"),
+                files=files,
+                sockets=sockets,
+                pipes=pipes,
+                streams=streams,
+                mappings=_mappings(_read(folder, "maps")),
+                is_traced=b"\nTracerPid:\t0\n" not in status,
+                is_privileged=(
+                    len(set(users)) > 1 or len(set(groups)) > 1 or int(users[0]) != os.getuid() or bool(more)
+                ),
+                foreign=_foreign(row.pid, folder, reader),
+                read_bytes=int(read),
+                written_bytes=int(written),
+                problem=problem,
+            )
         except PermissionError as error:
-            if has_ended(row):  # what is left of it is nobody's to look into
+            if has_ended(row):  # the rest of a dead process is not readable
                 raise ProcessGone(f"process {row.pid} has ended") from error
             argv = _words(_read_short(folder, "cmdline"))
             problem = f"process {row.pid} cannot be looked into: {error.strerror}"
-            none: frozenset[str] = frozenset()
-            return ProcDetails(argv, "", "", (), frozenset(), none, (), (), False, False, "", 0, 0, problem)
+            return ProcDetails(argv=argv, problem=problem)
 
 
 def has_ended(row: ProcRow) -> bool:
-    """Whether the process of this row is no more; False also where that cannot be told."""
+    """True if the process of this row has ended; False also if that is unknown."""
     try:
         with open(f"/proc/{row.pid}/stat", "rb") as file:
             now = _parse_row(file.read(), 0, 0)
@@ -200,37 +226,10 @@ def has_ended(row: ProcRow) -> bool:
 
 
 def _check_same(folder: int, row: ProcRow) -> None:
-    """`ProcessGone` where a directory is not that of the process of this row. The same inode is the same process; the
+    """`ProcessGone` if a directory is not that of the process of this row. The same inode is the same process; the
     kernel may have made another one for it meanwhile, so then its start decides."""
     if os.fstat(folder).st_ino != row.inode and _parse_row(_read_short(folder, "stat"), 0, 0).start != row.start:
         raise ProcessGone(f"process {row.pid} has ended")
-
-
-def _details(row: ProcRow, folder: int, reader: ReaderIdentity) -> ProcDetails:
-    status = _read_short(folder, "status")
-    cmdline, raw_cwd = _read_short(folder, "cmdline"), os.readlink(b"cwd", dir_fd=folder)
-    files, sockets, pipes, streams, problem = _descriptors(row.pid, folder)
-    if not _is_text(cmdline) or not _is_text(raw_cwd):
-        problem = f"the command line or the working directory of process {row.pid} is not UTF-8"
-    read = written = b"0"
-    if row.own_ticks:  # who has not worked has not read or written anything worth mentioning
-        _, read, _, written, *_ = _read_short(folder, "io").split(maxsplit=4)  # rchar: 5 wchar: 7 ...
-    return ProcDetails(
-        argv=_words(cmdline),
-        cwd=raw_cwd.decode(errors="replace"),
-        exe=_link(folder, "exe"),
-        files=files,
-        sockets=sockets,
-        pipes=pipes,
-        streams=streams,
-        mappings=_mappings(_read(folder, "maps")),
-        is_traced=b"\nTracerPid:\t0\n" not in status,
-        is_privileged=_is_privileged(status, reader),
-        foreign=_foreign(row.pid, folder, reader),
-        read_bytes=int(read),
-        written_bytes=int(written),
-        problem=problem,
-    )
 
 
 def _descriptors(
@@ -280,21 +279,17 @@ def _stream(folder: int, number: int, link: str, file: OpenFile | None) -> Stand
     if is_terminal(link):
         return StandardStream(StreamKind.TERMINAL, link)
     if file is not None:
-        kind = StreamKind.OTHER if link.startswith("/dev/") or _is_fifo(folder, number) else StreamKind.FILE
+        is_fifo = False
+        with contextlib.suppress(OSError):
+            is_fifo = stat.S_ISFIFO(os.stat(f"fd/{number}", dir_fd=folder).st_mode)
+        kind = StreamKind.OTHER if link.startswith("/dev/") or is_fifo else StreamKind.FILE
         return StandardStream(kind, link, file.appends)
     kinds = {"pipe": StreamKind.PIPE, "socket": StreamKind.SOCKET}
     return StandardStream(kinds.get(link.partition(":")[0], StreamKind.OTHER), link)
 
 
-def _is_fifo(folder: int, number: int) -> bool:
-    try:
-        return (os.stat(f"fd/{number}", dir_fd=folder).st_mode & 0o170000) == 0o010000
-    except OSError:
-        return False
-
-
 def is_terminal(path: str) -> bool:
-    """Whether a path is that of a terminal, or of the side of one that others draw."""
+    """True for the path of a terminal, or of the master side of one."""
     return path.startswith(("/dev/pts/", "/dev/tty", "/dev/console", "/dev/ptmx"))
 
 
@@ -306,13 +301,6 @@ def _mappings(text: bytes) -> tuple[MappedFile, ...]:
         if shared or file not in found:
             found[file] = MappedFile(path.decode(errors="replace"), file, shared)
     return tuple(found.values())
-
-
-def _is_privileged(status: bytes, reader: ReaderIdentity) -> bool:
-    """Whether a process changes its user or group, or has more rights than the reader."""
-    users, groups = _status_value(status, b"Uid").split(), _status_value(status, b"Gid").split()
-    more = int(_status_value(status, b"CapEff") or b"0", 16) & ~reader.capabilities
-    return len(set(users)) > 1 or len(set(groups)) > 1 or int(users[0]) != os.getuid() or bool(more)
 
 
 def _foreign(pid: int, folder: int, reader: ReaderIdentity) -> str:
@@ -337,14 +325,13 @@ def read_environment(row: ProcRow, names: tuple[str, ...]) -> tuple[tuple[str, s
 
 
 def read_environment_digest(row: ProcRow) -> str:
-    """A digest of all variables that a process was started with."""
     with open_process(row.pid) as folder:
         _check_same(folder, row)
         return hashlib.sha256(_read(folder, "environ")).hexdigest()
 
 
 def read_pss_bytes(row: ProcRow) -> int:
-    """Its share of memory, each shared page divided by those who share it; what is resident where that is not told."""
+    """Memory by share (PSS), each shared page divided by its users; the resident memory if the share is unknown."""
     try:
         with open_process(row.pid) as folder:
             text = _read(folder, "smaps_rollup")

@@ -1,5 +1,7 @@
 """Process inventory of a machine: the pieces of work of this user that the grid did not start, as facts.
 
+`ProcessQueries` answers the control plane's questions about processes and files with it.
+
 One scan reads the process table, then the processes of this user one by one. CPU use is that between two scans, or
 since the start of a process where there was none. A scan touches the files that commands name, so it may hang with a
 network file system: make it in a thread.
@@ -7,10 +9,11 @@ network file system: make it in a thread.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -24,25 +27,38 @@ from distributed_grid.agent.offloading.work_trees import (
     WorkForest,
     is_below,
     is_interactive_shell,
+    lineage,
+    missing_files,
     needed_secrets,
 )
 from distributed_grid.domain.processes import MAX_ARGV, MAX_PATHS, MAX_WORD_CHARS, ProcessInfo, StreamKind
 from distributed_grid.masking.command_line import CUT_MARGIN_CHARS, mask_secrets
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from distributed_grid.supervision import start_logged
 from distributed_grid.trees.secret_files import never_shipped_unasked
+from distributed_grid.wire import (
+    MAX_MESSAGE_BYTES,
+    MAX_PROCESSES,
+    CheckFiles,
+    FilesChecked,
+    ListProcesses,
+    ProcessListing,
+    clipped,
+    encode,
+)
 
 MAX_ARGV_CHARS, MAX_ENVIRONMENT_CHARS = 32_768, 131_072
 MIN_WINDOW_MS = 500
 """Two scans that are closer than this do not tell a rate."""
 PSS_FROM_BYTES = 32 << 20
-"""Trees that hold less are told by what is resident: walking page tables takes longer than all else."""
+"""Of smaller trees the resident memory is reported: walking page tables takes longer than the rest of a scan."""
 PSS_SECONDS = 0.1
-"""For so long the shares of the largest trees are read, in one scan."""
+"""Time for the shares of the largest trees, in one scan."""
 _SHARED_FOLDER, _SYSV, _MEMFD = "/dev/shm/", "/SYSV", "/memfd:"  # noqa: S108 the kernel's names
 
 
 class Surroundings(Struct, frozen=True):
-    """What the agent knows besides: its own processes, the shims of its attempts by pid, and GPU memory by pid."""
+    """Facts that only the agent has: its own processes, its attempts by the pid of their shim, GPU memory by pid."""
 
     own_pids: Collection[int] = ()
     attempts: Mapping[int, str] = {}
@@ -67,14 +83,14 @@ class ProcessInventory:
         variables: tuple[str, ...] = (),
         measures_memory: bool = True,
     ) -> list[ProcessInfo]:
-        """All pieces of work, the largest users first; or the one that begins at `pid`, if it is this user's. What is
-        resident stands for memory that is not to be measured."""
+        """All pieces of work, the largest users first; or the one that begins at `pid`, if it is this user's. Without
+        `measures_memory` the resident memory is reported."""
         scan = _InventoryScan(self._uid, surroundings, self._seen)
         return scan.processes(pid, variables, PSS_SECONDS if measures_memory else 0)
 
 
 class _InventoryScan:
-    """One scan: everything that is read once, and the trees that are put together from it."""
+    """One scan: the entries of /proc, each read once, and the trees made of them."""
 
     def __init__(self, uid: int, surroundings: Surroundings, seen: dict[tuple[int, int], tuple[int, int]]) -> None:
         self._uid = uid
@@ -87,7 +103,11 @@ class _InventoryScan:
         self._details: dict[int, ProcDetails | None] = {}
         self._needed = NeededFiles()
         self._parts: dict[int, tuple[bool, bool]] = {}
-        self._jobs = {row.pid: job for row in self._table.values() if (job := self._job_of(row))}
+        self._jobs: dict[int, str] = {}  # the attempt of this agent that a process belongs to
+        for row in self._table.values() if surroundings.attempts else ():
+            shims = (member.pid for member in lineage(row, self._table) if member.pid in surroundings.attempts)
+            if shim := next(shims, 0):
+                self._jobs[row.pid] = surroundings.attempts[shim]
         self._forest = WorkForest(self._table, uid, self._is_left_out, self._is_typed_at, proc_entries.read_cgroup)
         self._sockets = OpenSockets()
         self._pipe_users: dict[str, set[int]] = {}
@@ -109,43 +129,37 @@ class _InventoryScan:
                     self._index(row)
         if any(details is not None and details.sockets for details in map(self._read, members.values())):
             self._sockets = read_open_sockets()
-        pss = _tree_memory(trees, pss_seconds)
+        # Memory of each tree by the pid of its root: the shares of the larger ones, as long as there is time.
+        pss = {tree[0].pid: sum(row.rss_bytes for row in tree) for tree in trees}
+        until = time.monotonic() + pss_seconds
+        for tree in sorted(trees, key=lambda tree: -pss[tree[0].pid]):
+            if pss[tree[0].pid] < PSS_FROM_BYTES or time.monotonic() >= until:
+                break
+            pss[tree[0].pid] = sum(proc_entries.read_pss_bytes(row) for row in tree)
         described = (self._describe(tree, pss[tree[0].pid], variables, is_asked_for=bool(pid)) for tree in trees)
         found = [one for one in described if one is not None]
-        self._remember()
+        # Keep this scan for the next one, and of processes that were scanned a moment ago the earlier one.
+        recent = {key: seen for key, seen in self._seen.items() if self._now_ms - seen[0] < MIN_WINDOW_MS}
+        own = (row for row in self._table.values() if row.uid == self._uid and not row.is_kernel)
+        scanned = {row.key: recent.get(row.key) or (self._now_ms, row.own_ticks) for row in own}
+        self._seen.clear()
+        self._seen.update(scanned)
         return sorted(found, key=lambda one: (-one.cpu_milli, -one.pss_bytes, one.pid))
 
-    # ------------------------------------------------------------------ who is who
-
-    def _job_of(self, row: ProcRow) -> str:
-        """The attempt of this agent that a process belongs to."""
-        if not self._around.attempts:
-            return ""
-        seen: set[int] = set()
-        at: ProcRow | None = row
-        while at is not None and at.pid not in seen:
-            if at.pid in self._around.attempts:
-                return self._around.attempts[at.pid]
-            seen.add(at.pid)
-            at = self._table.get(at.ppid)
-        return ""
+    # ------------------------------------------------------------------ roles of processes
 
     def _is_left_out(self, row: ProcRow) -> bool:
         """Jobs of this agent, and the agent with all that it has started."""
-        if row.pid in self._jobs:
-            return True
-        seen: set[int] = set()
-        at: ProcRow | None = row
-        while at is not None and at.pid not in seen:
-            if at.pid in self._around.own_pids:
-                return True
-            seen.add(at.pid)
-            at = self._table.get(at.ppid)
-        return False
+        own = self._around.own_pids
+        return row.pid in self._jobs or any(member.pid in own for member in lineage(row, self._table))
 
     def _is_typed_at(self, row: ProcRow) -> bool:
         details = self._read(row)
-        return details is not None and is_interactive_shell(row.name, details.argv, _stdin(details))
+        if details is None:
+            return False
+        stdin = details.streams[0] if details.streams else None
+        terminal = stdin.path if stdin is not None and stdin.kind is StreamKind.TERMINAL else ""
+        return is_interactive_shell(row.name, details.argv, terminal)
 
     def _read(self, row: ProcRow) -> ProcDetails | None:
         if row.pid not in self._details:
@@ -188,18 +202,21 @@ class _InventoryScan:
         holds_gpu = any(file.path.startswith("/dev/nvidia") for one in members for file in one.files)
         gpu_bytes = sum(self._around.gpu_memory.get(row.pid, 0) for row in tree)
         others = [row for row in tree if row.uid != self._uid]
-        line = [root, *self._forest.ancestors(root)]
+        line = list(lineage(root, self._table))
         pids = {row.pid for row, _ in known}
         unknown = sum(row.pid not in pids and not proc_entries.has_ended(row) for row in tree)
+        # Connections to processes outside of the tree; those over Unix sockets within it do not count.
+        own_sockets = frozenset().union(*(one.sockets for one in members))
+        peers = self._sockets.unix_peers
         return ProcessInfo(
-            root.pid,
-            root.start,
-            self._boot,
-            root.ppid,
-            root.uid,
-            _user_name(root.uid),
-            root.name,
-            argv,
+            pid=root.pid,
+            pid_start=root.start,
+            boot=self._boot,
+            ppid=root.ppid,
+            uid=root.uid,
+            user=_user_name(root.uid),
+            name=root.name,
+            argv=argv,
             cwd=first.cwd,
             exe=first.exe,
             age_ms=age_ms,
@@ -217,15 +234,24 @@ class _InventoryScan:
             has_secret=has_secret,
             is_grid=any(self._is_part(row)[0] for row in (*line, *tree)),
             is_ray=any(self._is_part(row)[1] for row in (*line, *tree)),
-            listening=_first(text for one in members for text in self._listening(one)),
-            connections=self._connections(members),
+            listening=_first(
+                text
+                for one in members
+                for text in (
+                    self._sockets.listening[inode] for inode in sorted(one.sockets) if inode in self._sockets.listening
+                )
+            ),
+            connections=(
+                len(own_sockets & self._sockets.connected)
+                + sum(1 for one in own_sockets if one in peers and peers[one] not in own_sockets)
+            ),
             locks=_first(f"{file.lock} on {file.path}" for one in members for file in one.files if file.lock),
             outside_writes=self._outside_writes(root, known),
             shared_memory=self._shared_memory(known, first.cwd),
             traced=any(one.is_traced for one in members),
             setuid=bool(others) or any(one.is_privileged for one in members),
             foreign_namespace=next((one.foreign for one in members if one.foreign), ""),
-            other_sessions=self._other_sessions(root),
+            other_sessions=sum(1 for row in self._forest.tree(root, whole=True) if row.session != root.session),
             unreadable=problem
             or next((one.problem for one in members if one.problem), "")
             or (f"{unknown} of its processes could not be read" if unknown else ""),
@@ -250,29 +276,9 @@ class _InventoryScan:
             return max(row.own_ticks - ticks, 0) * TICK_MS * 1000 // (self._now_ms - before_ms)
         return row.own_ticks * TICK_MS * 1000 // max(self._now_ms - row.start * TICK_MS, TICK_MS)
 
-    def _remember(self) -> None:
-        """Keep this scan for the next one, and of processes that were scanned a moment ago the earlier one."""
-        recent = {key: seen for key, seen in self._seen.items() if self._now_ms - seen[0] < MIN_WINDOW_MS}
-        own = (row for row in self._table.values() if row.uid == self._uid and not row.is_kernel)
-        scanned = {row.key: recent.get(row.key) or (self._now_ms, row.own_ticks) for row in own}
-        self._seen.clear()
-        self._seen.update(scanned)
-
-    def _other_sessions(self, root: ProcRow) -> int:
-        return sum(1 for row in self._forest.tree(root, whole=True) if row.session != root.session)
-
-    def _listening(self, one: ProcDetails) -> Iterable[str]:
-        return (self._sockets.listening[inode] for inode in sorted(one.sockets) if inode in self._sockets.listening)
-
-    def _connections(self, members: Sequence[ProcDetails]) -> int:
-        """Connections to somebody outside of the tree; those over Unix sockets within it do not count."""
-        own = frozenset().union(*(one.sockets for one in members))
-        peers = self._sockets.unix_peers
-        return len(own & self._sockets.connected) + sum(1 for one in own if one in peers and peers[one] not in own)
-
     def _outside_writes(self, root: ProcRow, known: Sequence[tuple[ProcRow, ProcDetails]]) -> tuple[str, ...]:
         """Files open for writing that are not below the working directory of the root, and devices; a foreign pipe that
-        only a child has, too. Deleted files, which nobody else can open, are left out."""
+        only a child has, too. Deleted files, which no other process can open, are left out."""
         cwd, first = known[0][1].cwd, known[0][1]
         terminals = {stream.path for stream in first.streams if stream.kind is StreamKind.TERMINAL}
         found: dict[str, None] = {}
@@ -281,7 +287,11 @@ class _InventoryScan:
                 is_device = file.path.startswith("/dev/")
                 if file.path in terminals or file.path.startswith(("/dev/nvidia", _SHARED_FOLDER)):
                     continue
-                if is_device or (file.writes and not is_below(file.path, cwd) and _is_named_file(file.path)):
+                if is_device or (
+                    file.writes
+                    and not is_below(file.path, cwd)
+                    and (not file.path.endswith(proc_entries.DELETED) and not file.path.startswith(_MEMFD))
+                ):
                     found[file.path] = None
             pids = {member.pid for member, _ in known}
             for stream in one.streams if row is not root else ():
@@ -314,22 +324,6 @@ class _InventoryScan:
         return _first(found)
 
 
-def _tree_memory(trees: Sequence[Sequence[ProcRow]], seconds: float) -> dict[int, int]:
-    """What each tree holds, by the pid of its root: the shares of the larger ones, as long as there is time."""
-    resident = {tree[0].pid: sum(row.rss_bytes for row in tree) for tree in trees}
-    until = time.monotonic() + seconds
-    for tree in sorted(trees, key=lambda tree: -resident[tree[0].pid]):
-        if resident[tree[0].pid] < PSS_FROM_BYTES or time.monotonic() >= until:
-            break
-        resident[tree[0].pid] = sum(proc_entries.read_pss_bytes(row) for row in tree)
-    return resident
-
-
-def _stdin(details: ProcDetails) -> str:
-    stream = details.streams[0] if details.streams else None
-    return stream.path if stream is not None and stream.kind is StreamKind.TERMINAL else ""
-
-
 def _shown_argv(argv: tuple[str, ...]) -> tuple[tuple[str, ...], bool, str]:
     """The command, masked, as far as a message carries it; whether it holds a secret; the problem if it is cut."""
     size = sum(map(len, argv))
@@ -342,16 +336,12 @@ def _shown_argv(argv: tuple[str, ...]) -> tuple[tuple[str, ...], bool, str]:
     return tuple(word[:room] for word in masked), has_secret, problem
 
 
-def _is_named_file(path: str) -> bool:
-    return not path.endswith(proc_entries.DELETED) and not path.startswith(_MEMFD)
-
-
 def _first(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(list(dict.fromkeys(texts))[:MAX_PATHS])
 
 
 def _is_grid(argv: Sequence[str], exe: str) -> bool:
-    """Whether a command is the grid's own: its daemon, agents, shims, guards, or `grid` itself."""
+    """True for a command of the grid: its daemon, agents, shims, guards, or `grid` itself."""
     if any(word == "-m" and module.startswith("distributed_grid") for word, module in pairwise(argv)):
         return True
     script = next((word for word in argv[1:] if not word.startswith("-")), "")
@@ -372,3 +362,79 @@ def _user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+MAX_QUERIES = 8
+PAGE_BYTES = MAX_MESSAGE_BYTES // 4
+
+
+class ProcessQueries:
+    """Answers in threads, one after the other: the disk may be slow, and a table of processes long.
+
+    The processes of the machine are those of the node `typed_on`; of other nodes that it has there are none.
+    """
+
+    def __init__(
+        self,
+        typed_on: str,
+        surroundings: Callable[[], Surroundings],
+        send: Callable[[ProcessListing | FilesChecked], None],
+    ) -> None:
+        self._typed_on = typed_on
+        self._surroundings = surroundings
+        self._send = send
+        self._inventory = ProcessInventory()
+        self._one_at_a_time = asyncio.Lock()
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def received(self, query: ListProcesses | CheckFiles) -> None:
+        """Begin to answer; a failure is sent as the answer."""
+        if len(self._under_way) >= MAX_QUERIES:
+            problem = f"{MAX_QUERIES} questions about processes are not answered yet: a file system may hang"
+            self._send(_failed(query, problem))
+            return
+        task = start_logged(self._answer(query), "a question about processes")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    def close(self) -> None:
+        for task in tuple(self._under_way):
+            task.cancel()
+
+    async def _answer(self, query: ListProcesses | CheckFiles) -> None:
+        async with self._one_at_a_time:
+            try:
+                if isinstance(query, CheckFiles):
+                    missing = await asyncio.to_thread(missing_files, query.files)
+                    self._send(FilesChecked(query.stream, tuple(missing)))
+                    return
+                processes: list[ProcessInfo] = []
+                if query.node == self._typed_on:
+                    around, pid, names = self._surroundings(), query.pid, query.variables
+                    processes = await asyncio.to_thread(self._inventory.scan, around, pid=pid, variables=names)
+            except Exception as failure:  # the outermost place of a question: it gets an answer in any case
+                self._send(_failed(query, f"the processes could not be read: {failure}"))
+                return
+        pages = list(pages_of(processes))
+        for number, page in enumerate(pages, 1):
+            self._send(ProcessListing(query.stream, tuple(page), more=number < len(pages)))
+
+
+def pages_of(processes: Sequence[ProcessInfo]) -> Iterator[list[ProcessInfo]]:
+    """Pages that fit into a message; one that is empty where there is nothing."""
+    page: list[ProcessInfo] = []
+    size = 0
+    for process in processes:
+        length = len(encode(ProcessListing(0, (process,))))
+        if page and (len(page) >= MAX_PROCESSES or size + length > PAGE_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(process)
+        size += length
+    yield page
+
+
+def _failed(query: ListProcesses | CheckFiles, problem: str) -> ProcessListing | FilesChecked:
+    if isinstance(query, CheckFiles):
+        return FilesChecked(query.stream, problem=clipped(problem))
+    return ProcessListing(query.stream, problem=clipped(problem))

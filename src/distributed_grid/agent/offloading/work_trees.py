@@ -4,10 +4,10 @@ A root is a process whose parent only hosts sessions (init, sshd, tmux, an inter
 or is in another session while the process leads its own. Every other process belongs to the tree of its parent.
 Processes that host sessions are no work themselves.
 
-A parent that is alive is taken to wait for its child, for nobody can see whether it does. It does not where it is init
-or another process that only adopts orphans; where the child is in a session that neither it nor this parent leads or
-shares, which shows that it was adopted; and where it is an interactive shell and the child runs in its background: such
-a shell goes on whatever becomes of it. What a unit of systemd runs is waited for by systemd.
+A living parent counts as waiting for its child, because waiting cannot be seen. Three kinds of parent do not wait: init
+and other processes that only adopt orphans; a parent whose child is in a session that neither of them leads or shares,
+which shows that it was adopted; and an interactive shell whose child runs in its background. Systemd waits for the
+process of a unit.
 
 The files that a tree needs are those outside of its working directory, of which another machine may lack some, and
 those inside that look like secrets, which are not shipped.
@@ -42,7 +42,7 @@ SESSION_HOSTS = frozenset(
 ADOPTERS = frozenset(
     {"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "conmon", "containerd-shim", "runit"}
 )
-"""They start or adopt, and wait for nothing that was not theirs from the beginning; a unit of systemd is told apart."""
+"""Programs that start or adopt processes, and wait only for their own; a unit of systemd is a case of its own."""
 SUPERVISORS = frozenset({"supervisord", "runsv", "s6-supervise", "supervise", "monit", "circusd", "pm2"})
 SESSION_UNITS = ("ssh.service", "sshd.service", "ssh@", "sshd@", "user@", "session-", "getty@", "serial-getty@")
 _FILE_OPTIONS = frozenset({"--rcfile", "--init-file"})
@@ -74,6 +74,16 @@ def is_interactive_shell(name: str, argv: Sequence[str], stdin: str) -> bool:
     return True
 
 
+def lineage(row: ProcRow, table: Mapping[int, ProcRow]) -> Iterator[ProcRow]:
+    """A process, its parent, the parent of that, and so on, as far as the table has them."""
+    seen: set[int] = set()
+    member: ProcRow | None = row
+    while member is not None and member.pid not in seen:
+        yield member
+        seen.add(member.pid)
+        member = table.get(member.ppid)
+
+
 class WorkForest:
     """The processes of one moment, divided into trees of work.
 
@@ -103,7 +113,6 @@ class WorkForest:
         }
 
     def roots(self) -> list[ProcRow]:
-        """The roots of all pieces of work of this user."""
         return [row for row in self._own.values() if self._is_root(row)]
 
     def _is_root(self, row: ProcRow) -> bool:
@@ -124,27 +133,16 @@ class WorkForest:
     def tree(self, root: ProcRow, *, whole: bool) -> list[ProcRow]:
         """The root and what descends from it, parents first; where it need not be `whole`, without what is a root
         itself. Processes of other users are part of it."""
-        found, waiting = [root], [root.pid]
+        members, waiting = [root], [root.pid]
         seen = {root.pid}
         while waiting:
             for row in self.children.get(waiting.pop(), ()):
                 if row.pid in seen or row.is_dead or (not whole and row.pid in self._own and self._is_root(row)):
                     continue
                 seen.add(row.pid)
-                found.append(row)
+                members.append(row)
                 waiting.append(row.pid)
-        return found
-
-    def ancestors(self, row: ProcRow) -> list[ProcRow]:
-        """Its parent, the parent of that, and so on, as far as they can be seen."""
-        found: list[ProcRow] = []
-        seen = {row.pid}
-        parent = self._table.get(row.ppid)
-        while parent is not None and parent.pid not in seen:
-            seen.add(parent.pid)
-            found.append(parent)
-            parent = self._table.get(parent.ppid)
-        return found
+        return members
 
     def waiting_parent(self, row: ProcRow) -> str:
         """The process that waits for this one, in words; empty where none does."""
@@ -173,38 +171,39 @@ class NeededFiles:
         self._sizes: dict[str, int | None] = {}
 
     def find(self, first: ProcDetails, members: Sequence[ProcDetails]) -> tuple[tuple[str, int], ...]:
-        """The program of the root, then what its command names, what is open, and of mapped files one in each folder.
+        """The program of the root, the files that its command names, open files, and of mapped files one per folder.
 
-        Of a program of the system only the path is needed, whatever its size."""
+        A program of the system is needed by its path alone, with any size."""
         cwd = first.cwd
-        found: dict[str, int] = {}
+        needed: dict[str, int] = {}
         if first.exe and not is_below(first.exe, cwd):
             size = 0 if _is_system(first.exe) else self._size(first.exe)
-            found[first.exe] = max(size or 0, 0)  # a directory: the program is in another mount namespace
+            needed[first.exe] = max(size or 0, 0)  # a directory: the program is in another mount namespace
         for word in first.argv:
-            for path in _named_paths(word, cwd):
-                self._add(found, path, cwd)
-        for one in members:
-            for file in one.files:
+            for part in _parts(word):
+                if "/" in part:
+                    self._add(needed, os.path.normpath(os.path.join(cwd, part)), cwd)
+        for member in members:
+            for file in member.files:
                 if not file.writes:
-                    self._add(found, file.path, cwd)
+                    self._add(needed, file.path, cwd)
         folders: set[str] = set()
-        for one in members:
-            for mapping in one.mappings:
+        for member in members:
+            for mapping in member.mappings:
                 folder = mapping.path.rpartition("/")[0]
                 if folder not in folders and not _is_system(mapping.path) and not mapping.is_shared_writable:
                     folders.add(folder)
-                    self._add(found, mapping.path, cwd)
-            if len(found) >= MAX_PATHS:
+                    self._add(needed, mapping.path, cwd)
+            if len(needed) >= MAX_PATHS:
                 break
-        return tuple(found.items())[:MAX_PATHS]
+        return tuple(needed.items())[:MAX_PATHS]
 
-    def _add(self, found: dict[str, int], path: str, cwd: str) -> None:
-        if path in found or len(found) >= MAX_PATHS or _is_system(path) or is_below(path, cwd):
+    def _add(self, needed: dict[str, int], path: str, cwd: str) -> None:
+        if path in needed or len(needed) >= MAX_PATHS or _is_system(path) or is_below(path, cwd):
             return
         size = self._size(path)
         if size is not None:
-            found[path if size >= 0 else path.rstrip("/") + "/"] = max(size, 0)
+            needed[path if size >= 0 else path.rstrip("/") + "/"] = max(size, 0)
 
     def _size(self, path: str) -> int | None:
         if path not in self._sizes:
@@ -217,8 +216,8 @@ def needed_secrets(first: ProcDetails, members: Sequence[ProcDetails]) -> Iterat
     tree has open or mapped, or that the command of the root names."""
     cwd = first.cwd
     paths = dict.fromkeys(os.path.normpath(os.path.join(cwd, part)) for word in first.argv for part in _parts(word))
-    for one in members:
-        paths |= dict.fromkeys([*(file.path for file in one.files), *(mapping.path for mapping in one.mappings)])
+    for member in members:
+        paths |= dict.fromkeys([*(file.path for file in member.files), *(mapping.path for mapping in member.mappings)])
     for path in paths:
         inside = os.fsencode(path[len(cwd) + 1 :]) if is_below(path, cwd) else b""
         if inside and is_secret(inside, is_directory=False) and is_withheld(cwd, inside) and os.path.lexists(path):
@@ -228,12 +227,12 @@ def needed_secrets(first: ProcDetails, members: Sequence[ProcDetails]) -> Iterat
 def file_size(path: str) -> int | None:
     """The size of a regular file, -1 of a directory, None of anything else and where there is nothing."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         return -1
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def missing_files(files: Iterable[tuple[str, int]]) -> list[str]:
@@ -250,13 +249,6 @@ def missing_files(files: Iterable[tuple[str, int]]) -> list[str]:
 def is_below(path: str, folder: str) -> bool:
     """Whether a path is a folder or in it; nothing counts as below the root directory."""
     return folder != "/" and (path == folder or path.startswith(folder + "/"))
-
-
-def _named_paths(word: str, cwd: str) -> Iterable[str]:
-    """The paths that a word of a command may name, itself or as the value of an option."""
-    for part in _parts(word):
-        if "/" in part:
-            yield os.path.normpath(os.path.join(cwd, part))
 
 
 def _parts(word: str) -> Iterable[str]:

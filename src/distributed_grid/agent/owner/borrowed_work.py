@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
 
 from distributed_grid.agent.execution.attempt import AttemptUsage
 from distributed_grid.agent.execution.cpu_control import RunningTree, Throttler
@@ -72,7 +74,6 @@ class OutgrownLeases:
 
 
 def beyond_lease(held_bytes: int, leased_bytes: int) -> str:
-    """Excess over a lease, for people."""
     return f"{over_limit_message(held_bytes, leased_bytes)} leased"
 
 
@@ -89,10 +90,10 @@ class HostedWork:
         self._meter = meter
         self._marked_ago_ms = marked_ago_ms
         self._throttler = Throttler(host)
+        self.running = host.running
+        self.throttle = self._throttler.throttle
+        self.resume = self._throttler.resume
         self._gpu_sample: asyncio.Task[tuple[OwnerOnGpu, ...]] | None = None
-
-    def running(self) -> Collection[str]:
-        return self._host.running()
 
     def sample(self) -> UsageSample | None:
         trees = tuple(sorted(self._host.running_trees(), key=self._at_stake, reverse=True))
@@ -113,21 +114,12 @@ class HostedWork:
             )
             for tree in trees
         )
-        return UsageSample(
-            machine_milli=moment.machine_milli,
-            outside_milli=moment.outside_milli,
-            own_milli=moment.own_milli,
-            attempts=attempts,
-            memory_bytes=moment.memory_bytes,
-            memory_available_bytes=moment.memory_available_bytes,
-            memory_outside_bytes=moment.memory_outside_bytes,
-            gpus=self._gpus(trees),
-        )
+        return replace(moment, attempts=attempts, gpus=self._gpus(trees))
 
-    def _at_stake(self, one: RunningTree) -> int:
+    def _at_stake(self, tree: RunningTree) -> int:
         """Work to repeat after an eviction: thousandths of cores times milliseconds."""
-        ran_ms, marked_ago_ms = boot_ms() - one.launched_boot_ms, self._marked_ago_ms(one.attempt_id)
-        return (one.spec.cpu_milli or 1000) * (ran_ms if marked_ago_ms is None else min(ran_ms, marked_ago_ms))
+        ran_ms, marked_ago_ms = boot_ms() - tree.launched_boot_ms, self._marked_ago_ms(tree.attempt_id)
+        return (tree.spec.cpu_milli or 1000) * (ran_ms if marked_ago_ms is None else min(ran_ms, marked_ago_ms))
 
     def _gpus(self, trees: tuple[RunningTree, ...]) -> tuple[OwnerOnGpu, ...] | None:
         """Last answer of the driver; it is asked in a thread, as it may hang."""
@@ -144,14 +136,8 @@ class HostedWork:
             log.exception("the GPUs could not be measured for the owner")
             return None
 
-    def throttle(self, cores: int | None, running_milli: int) -> None:
-        self._throttler.throttle(cores, running_milli)
-
     def pause(self, spared: frozenset[str]) -> list[tuple[str, int]]:
         return [(tree.attempt_id, tree.fence) for tree in self._throttler.pause(spared)]
-
-    def resume(self, attempt_id: str | None = None) -> None:
-        self._throttler.resume(attempt_id)
 
     def release(self) -> None:
         if self._gpu_sample is not None:
@@ -168,11 +154,8 @@ class HostedWork:
     async def evict(self, attempt_id: str, why: str, grace_ms: int) -> None:
         """One that holds more than its lease, and is not to be run again for that, ends as over its limit."""
         used = self._host.usage().get(attempt_id)
-        tree = next(
-            (tree_found for tree_found in self._host.running_trees() if tree_found.attempt_id == attempt_id), None
-        )
+        tree = next((running for running in self._host.running_trees() if running.attempt_id == attempt_id), None)
+        ending, detail = Ending.RECLAIMED, why
         if used is not None and tree is not None and tree.spec.is_outgrown_by(used.memory_bytes):
-            detail = f"{beyond_lease(used.memory_bytes, tree.spec.memory_bytes)}; {why}"
-            await self._host.stop_attempt(attempt_id, ending=Ending.OVER_LIMIT, detail=detail, grace_ms=grace_ms)
-            return
-        await self._host.stop_attempt(attempt_id, ending=Ending.RECLAIMED, detail=why, grace_ms=grace_ms)
+            ending, detail = Ending.OVER_LIMIT, f"{beyond_lease(used.memory_bytes, tree.spec.memory_bytes)}; {why}"
+        await self._host.stop_attempt(attempt_id, ending=ending, detail=detail, grace_ms=grace_ms)

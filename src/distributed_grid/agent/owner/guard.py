@@ -39,8 +39,8 @@ WATCHFUL_MS = 500
 REST_MS = 2000
 CHANGE_MILLI = 100
 NEAR_MILLI = 150
-STANDING_MS = 30_000
-"""How long an attempt stands still for its node without being told so again."""
+NODE_PAUSE_MS = 30_000
+"""Life of a pause for a node that is not renewed."""
 ReportPause = Callable[[str, int, bool, str], None]
 log = logging.getLogger(__name__)
 
@@ -96,19 +96,19 @@ class OwnerGuard:
         self._on_change = on_change
         self._sampling = SamplingRate()
         self._why = ""
-        self._pending: dict[str, Action] = {}  # by attempt, or by what else it is about
+        self._pending: dict[str, Action] = {}  # by attempt, or by another subject
         self._paused: dict[str, int] = {}  # attempts reported as paused, with their fences
         self._warned: set[str] = set()
         self._evicted: set[str] = set()
         self._displaced: set[str] = set()
-        self._standing: dict[str, tuple[int, str]] = {}  # for its node: until when, and why
+        self._node_pauses: dict[str, tuple[int, str]] = {}  # for its node: until when, and why
 
     @property
     def yields(self) -> bool:
         return self.state.yields
 
     async def watch(self, sleep_ms: Callable[[int], Awaitable[None]]) -> None:
-        """Sample, decide and act, for ever: often while something is borrowed, hardly ever while nothing is."""
+        """Sample, decide and act without end: often while something is borrowed, seldom while nothing is."""
         while True:
             wait_ms = WATCHFUL_MS
             try:
@@ -118,8 +118,8 @@ class OwnerGuard:
             await sleep_ms(wait_ms)
 
     async def observe(self) -> int:
-        """Take one sample and do what follows from it; milliseconds until the next one."""
-        self._apply_standing()
+        """Take one sample and act on it; milliseconds until the next one."""
+        self._apply_node_pauses()
         sample, rules = self._work.sample() if self.rules is not None else None, self.rules
         if rules is None or sample is None:
             if self.state != OwnerState():
@@ -130,8 +130,9 @@ class OwnerGuard:
         self.state, actions = decide(self.state, sample, rules, self._boot_ms())
         if self.yields and not yielded:
             self.generation = self._boot_ms()
-        for action in actions:
-            self._pending[_subject(action)] = action
+        for action in actions:  # a later one of the same subject replaces it
+            subject = "throttle" if isinstance(action, Throttle) else "pause"
+            self._pending[action.attempt_id if isinstance(action, Reclaim) else subject] = action
         await self._act_on_pending()
         if self.state.step is YieldStep.PAUSED:
             # Pause running attempts, new ones included; warned ones may use the small rest.
@@ -158,34 +159,34 @@ class OwnerGuard:
                 self._report_pause(attempt_id, fence, False, "")
         self._paused = {}
         for attempt_id in tuple(self._warned):
-            self._withdraw_notice(attempt_id)
+            self._withdraw_warning(attempt_id)
         self.state = OwnerState()
 
-    def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
-        """Pause an attempt for its node, for `STANDING_MS`; repeated as long as the pause is to last."""
-        self._standing[attempt_id] = (self._boot_ms() + STANDING_MS, why)
-        self._apply_standing()
+    def pause_for_node(self, attempt_id: str, fence: int, why: str) -> None:
+        """Pause an attempt for its node, for `NODE_PAUSE_MS`; repeated as long as the pause is to last."""
+        self._node_pauses[attempt_id] = (self._boot_ms() + NODE_PAUSE_MS, why)
+        self._apply_node_pauses()
 
-    def go_on(self, attempt_id: str) -> None:
+    def resume(self, attempt_id: str) -> None:
         """Resume an attempt that is paused for its node, unless its owner has paused it. Safe twice."""
-        if self._standing.pop(attempt_id, None) is not None:
+        if self._node_pauses.pop(attempt_id, None) is not None:
             self._end_pause(attempt_id)
 
-    def _apply_standing(self) -> None:
+    def _apply_node_pauses(self) -> None:
         """Pause running attempts for their node; resume those whose pause was not renewed."""
-        if not self._standing:
+        if not self._node_pauses:
             return
         now, running = self._boot_ms(), set(self._work.running())
-        for attempt_id, (until, _) in list(self._standing.items()):
+        for attempt_id, (until, _) in list(self._node_pauses.items()):
             if attempt_id not in running:
-                del self._standing[attempt_id]
+                del self._node_pauses[attempt_id]
             elif now >= until:
-                self.go_on(attempt_id)
-        wanted = self._standing.keys() - self._displaced - {eviction.attempt_id for eviction in self.state.evictions}
+                self.resume(attempt_id)
+        wanted = self._node_pauses.keys() - self._displaced - {eviction.attempt_id for eviction in self.state.evictions}
         for attempt_id, fence in self._work.pause(frozenset(running - wanted)) if wanted else ():
             if attempt_id not in self._paused:
                 self._paused[attempt_id] = fence
-                self._report_pause(attempt_id, fence, True, self._standing[attempt_id][1])
+                self._report_pause(attempt_id, fence, True, self._node_pauses[attempt_id][1])
 
     def _end_pause(self, attempt_id: str) -> None:
         """Resume an attempt without any pause left."""
@@ -195,13 +196,13 @@ class OwnerGuard:
         fence = self._paused.pop(attempt_id, None)
         if fence is not None and attempt_id in self._work.running():
             self._report_pause(attempt_id, fence, False, "")
-        if not self._paused and not self._standing and self.state == OwnerState():
+        if not self._paused and not self._node_pauses and self.state == OwnerState():
             self._work.release()
 
     def displace(self, attempt_id: str, why: str, in_ms: int | None = None) -> int:
-        """Give notice to an attempt that has to make room for another; how many milliseconds it has.
+        """Give notice to an attempt that has to make room for another; its time in milliseconds.
 
-        Unless that is given, as long as the owner's rules say; where there are none it is stopped at once, knowing why.
+        Without `in_ms` the time is that of the owner's rules; without rules it is stopped at once, with the reason.
         """
         running = self._work.running()
         self._displaced = {displaced for displaced in self._displaced if displaced in running} | {attempt_id}
@@ -211,11 +212,11 @@ class OwnerGuard:
         self._work.resume(attempt_id)  # while paused it could not read the notice
         return in_ms
 
-    def spare(self, attempt_id: str) -> None:
+    def withdraw_notice(self, attempt_id: str) -> None:
         """Withdraw the notice of a displaced attempt. Safe twice."""
         if attempt_id in self._displaced:
             self._displaced.discard(attempt_id)
-            self._withdraw_notice(attempt_id)
+            self._withdraw_warning(attempt_id)
 
     async def _act_on_pending(self) -> None:
         running = self._work.running()
@@ -231,16 +232,16 @@ class OwnerGuard:
                         log.info("borrowed work is paused: %s", why)
                         self._why = why
                     case Continue():
-                        for attempt_id in [paused for paused in self._paused if paused not in self._standing]:
+                        for attempt_id in [paused for paused in self._paused if paused not in self._node_pauses]:
                             self._end_pause(attempt_id)
-                        if not self._standing:
+                        if not self._node_pauses:
                             self._work.resume()
                     case Warn(attempt_id, why, in_ms):
                         self._warned.add(attempt_id)
                         self._work.give_notice(attempt_id, why, in_ms)
                         self._work.resume(attempt_id)  # while paused it could not read the notice
                     case CancelEviction(attempt_id):
-                        self._withdraw_notice(attempt_id)
+                        self._withdraw_warning(attempt_id)
                     case Evict(attempt_id, why, grace_ms):
                         if attempt_id not in self._evicted:
                             log.info("%s is evicted: %s", attempt_id, why)
@@ -255,17 +256,10 @@ class OwnerGuard:
                 if not isinstance(action, Evict):
                     self._pending.pop(subject)
 
-    def _withdraw_notice(self, attempt_id: str) -> None:
+    def _withdraw_warning(self, attempt_id: str) -> None:
         self._warned.discard(attempt_id)
         if attempt_id not in self._displaced:
             self._work.withdraw_notice(attempt_id)
-
-
-def _subject(action: Action) -> str:
-    """Subject of an action; a later one of the same subject replaces it."""
-    if isinstance(action, Reclaim):
-        return action.attempt_id
-    return "throttle" if isinstance(action, Throttle) else "pause"
 
 
 # ------------------------------------------------------------------ how often to sample
@@ -282,7 +276,7 @@ class ActivitySample(Struct, frozen=True):
 
 
 class SamplingRate:
-    """How long to wait for the next sample: a quarter of a second with borrowed work and the owner's use changing or
+    """Wait for the next sample: a quarter of a second with borrowed work and the owner's use changing or
     near the point where it must yield. Every calm sample doubles that: to half a second while work is borrowed, to two
     seconds at rest."""
 
@@ -295,20 +289,17 @@ class SamplingRate:
         used = tuple(amount for amount, _ in sample.outside)
         # Whether use went away from where it last stood still, so that a slow climb is a change, too.
         anchor = self._anchor
-        if anchor is not None and _is_close(used, anchor):
-            changed = False
-        else:
+        is_close = (
+            anchor is not None
+            and len(used) == len(anchor)
+            and all(abs(now - then) < CHANGE_MILLI for now, then in zip(used, anchor, strict=True))
+        )
+        changed = anchor is not None and not is_close
+        if not is_close:
             self._anchor = used
-            changed = anchor is not None
         is_near = any(most is not None and used >= most - NEAR_MILLI for used, most in sample.outside)
         if sample.borrowed and (changed or is_near):
             self._wait_ms = FAST_MS
         else:
             self._wait_ms = min(2 * self._wait_ms, WATCHFUL_MS if sample.borrowed else REST_MS)
         return self._wait_ms
-
-
-def _is_close(used: tuple[int, ...], before: tuple[int, ...]) -> bool:
-    """True if these are the same resources, none with much different use."""
-    same = len(used) == len(before)
-    return same and all(abs(now - then) < CHANGE_MILLI for now, then in zip(used, before, strict=True))

@@ -10,7 +10,7 @@ of its owner. Nothing of the machine shows there: neither other use of it, nor t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -27,7 +27,7 @@ from distributed_grid.adapters.probes.machine_probe import (
 from distributed_grid.adapters.probes.procfs import is_raylet
 from distributed_grid.agent.execution.attempt import AttemptUsage
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.owner.yield_policy import OwnerOnGpu
+from distributed_grid.agent.owner.yield_policy import OwnerOnGpu, UsageSample
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
@@ -118,7 +118,11 @@ class RayWorkers:
         if at_ms - self._found_at >= FIND_MS or any(process_tree.read_process(pid) is None for pid in self._raylets):
             raylets = find_raylets(self._record, self.shims(), self.jobs)
             self._raylets = [pid for pid in raylets if not self._node_name or is_named(pid, self._node_name)]
-            self._agents = set(_find_agents(self._raylets)) if self._node_name else set()
+            # Children of raylets that are parts of Ray itself, or the grid's own actor: they are no work.
+            raylets = self._raylets if self._node_name else []
+            children = [proc.pid for raylet in raylets for proc in process_tree.children_of(raylet)]
+            commands = {pid: process_tree.read_proc_file(f"/proc/{pid}/cmdline") for pid in children}
+            self._agents = {pid for pid, command in commands.items() if any(word in command for word in AGENT_WORDS)}
             self._found_at = at_ms
         return self._raylets
 
@@ -135,14 +139,6 @@ def find_raylets(record: Path | None, shims: Collection[int], jobs: Path | None 
 def is_named(raylet: int, node_name: str) -> bool:
     arguments = process_tree.read_proc_file(f"/proc/{raylet}/cmdline").split(b"\0")
     return f"--node-name={node_name}".encode() in arguments
-
-
-def _find_agents(raylets: Iterable[int]) -> Iterator[int]:
-    """The children of raylets that are parts of Ray itself, or the grid's own actor, and no work of anybody's."""
-    for proc in (proc for raylet in raylets for proc in process_tree.children_of(raylet)):
-        command = process_tree.read_proc_file(f"/proc/{proc.pid}/cmdline")
-        if any(word in command for word in AGENT_WORDS):
-            yield proc.pid
 
 
 def _read_record(path: Path | None) -> _RayRecord | None:
@@ -221,13 +217,13 @@ class SimulatedUsageMeter:
         self._ray.loan = loan
 
     def ended(self, cpu_ms: int) -> None:
-        """An attempt of the node has ended, with this CPU time in all."""
+        """Add the total CPU time of an ended attempt."""
         self._ended_cpu_ms += cpu_ms
 
     def usage(self, running: Iterable[AttemptUsage], blocks_bytes: int, at_ms: int, room_bytes: int | None) -> Usage:
         """Use, a rate being averaged over about ten seconds; `room_bytes` is the machine's."""
         ray_ms, memory = self._ray.measure()
-        outside_ms, outside_bytes = self._ray.beyond_loan()  # somebody uses Ray there without the grid
+        outside_ms, outside_bytes = self._ray.beyond_loan()  # use of Ray there without the grid
         cpu_ms, memory = self._ended_cpu_ms + ray_ms, memory + blocks_bytes
         for attempt in running:
             cpu_ms, memory = cpu_ms + attempt.cpu_ms, memory + attempt.memory_bytes
@@ -255,17 +251,6 @@ class SimulatedUsageMeter:
             ),
             memory_room_bytes=room_bytes,
         )
-
-
-class UsageSnapshot(Struct, frozen=True):
-    """Present use by everybody: thousandths of cores, and bytes."""
-
-    machine_milli: int
-    outside_milli: int
-    own_milli: int
-    memory_bytes: int
-    memory_available_bytes: int
-    memory_outside_bytes: int
 
 
 class UsageMeter:
@@ -297,7 +282,7 @@ class UsageMeter:
         self._simulated = {name: SimulatedUsageMeter(node, rays[name]) for name, node in (simulated or {}).items()}
 
     def set_ray_loan(self, node: str, loan: RayLoan) -> None:
-        """So much of a node is lent through Ray: what Ray's workers use of it is not the owner's."""
+        """Set the loan of a node through Ray: the use of Ray's workers up to it is not the owner's."""
         self._loans[node] = loan
         self._ray.loan = total_loan(self._loans.values())
         if node in self._simulated:
@@ -311,11 +296,11 @@ class UsageMeter:
             ray.jobs, ray.shims, ray.exempt = jobs, shims, exempt
 
     def count_lent_memory(self, node: str, measure: Callable[[], int]) -> None:
-        """Memory of the block copies held for a node: that is not the owner's either."""
+        """Add the memory of the block copies held for a node, which is not the owner's either."""
         self._lent_memory[node] = measure
 
     def ended(self, node: str, cpu_ms: int) -> None:
-        """An attempt of a node has ended, with this CPU time in all."""
+        """Add the total CPU time of an ended attempt of a node."""
         self._ended_cpu_ms += cpu_ms
         if node in self._simulated:
             self._simulated[node].ended(cpu_ms)
@@ -332,7 +317,7 @@ class UsageMeter:
             self._gpus_measured = True
 
     def sample_disk(self) -> None:
-        """Sample what is free on the disk of the jobs; nothing where no more files can be made."""
+        """Sample the free room on the disk of the jobs; 0 if no more files can be made there."""
         if self._jobs is None:
             return
         disk = os.statvfs(self._jobs)
@@ -360,16 +345,17 @@ class UsageMeter:
             cpu_measured=sample.warm,
             gpus_measured=self._gpus_measured,
         )
-        return {node: self._node_usage(node, machine, own) if node in self._simulated else machine for node in nodes}
+        usages = dict.fromkeys(nodes, machine)
+        for node in usages.keys() & self._simulated.keys():
+            running = (attempt for attempt in own.values() if attempt.node == node)
+            blocks = self._lent_memory.get(node, lambda: 0)()
+            usage = self._simulated[node].usage(running, blocks, boot_ms(), machine.memory_room_bytes)
+            usages[node] = replace(usage, disk_free_bytes=machine.disk_free_bytes, disk_bytes=machine.disk_bytes)
+        return usages
 
-    def _node_usage(self, node: str, machine: Usage, own: Mapping[str, AttemptUsage]) -> Usage:
-        running = (attempt for attempt in own.values() if attempt.node == node)
-        blocks = self._lent_memory.get(node, lambda: 0)()
-        usage = self._simulated[node].usage(running, blocks, boot_ms(), machine.memory_room_bytes)
-        return replace(usage, disk_free_bytes=machine.disk_free_bytes, disk_bytes=machine.disk_bytes)
-
-    def now(self, own: Mapping[str, AttemptUsage]) -> UsageSnapshot:
-        """Use at this moment; rates over the time since the last call, and no less than 200 ms."""
+    def now(self, own: Mapping[str, AttemptUsage]) -> UsageSample:
+        """Use at this moment, without attempts and GPUs; rates over the time since the last call, and no less than
+        200 ms."""
         if self._capacity is None:
             self._capacity = self.probe.capacity()
         there_is, at_ms = self._capacity, boot_ms()
@@ -379,7 +365,7 @@ class UsageMeter:
         before_ms, before_cpu_ms = self._last or (at_ms, own_cpu_ms)
         self._last = at_ms, own_cpu_ms
         own_milli = 1000 * max(0, own_cpu_ms - before_cpu_ms) // max(at_ms - before_ms, SHORT_WINDOW_MS)
-        return UsageSnapshot(
+        return UsageSample(
             machine_milli=there_is.cpu_milli,
             outside_milli=outside_milli,
             own_milli=min(own_milli, there_is.cpu_milli - outside_milli),

@@ -3,9 +3,9 @@
 - Yielding is immediate, coming back is slow. The owner's need is met at the sample that shows it; room that the owner
   leaves is taken only after it has been left for a while (`dwell`), and for twice as long each time that turned out
   too early.
-- On a full machine the owner's use understates what it needs. So borrowed work first drops to almost nothing, and the
+- On a full machine the owner's use understates its need. So borrowed work first drops to almost nothing, and the
   next sample, on a machine that is no longer full, shows the truth.
-- Beside an owner some room always stays idle, or nobody could see that the owner needs more.
+- Beside an owner some room always stays idle: else a growing need of the owner would not show.
 - Steps go from gentle to final: throttle, pause, evict. One that the rules leave out is skipped. CPU comes back by any
   step, memory and GPUs by eviction only.
 
@@ -35,11 +35,11 @@ from distributed_grid.scheduling.preemption.weighted_cover import CoverItem, lig
 from distributed_grid.wire import OwnerRules
 
 MB = 1024**2
-WORTH_BYTES = 32 * MB  # who holds less is not worth ending for its memory
-TO_GO = 1000 * 60_000  # what it costs to go, besides the work that is lost: a core for a minute
+WORTH_BYTES = 32 * MB  # an attempt that holds less is not worth ending for its memory
+EVICTION_COST = 1000 * 60_000  # of an eviction, besides the lost work: a core for a minute
 URGENT_PART = 50  # thousandths of the memory; with less available the machine swaps or kills
 URGENT_GRACE_MS = 2_000
-RELIEF_PART = 1100  # thousandths of what is kept free; who was warned is spared only above that
+RELIEF_PART = 1100  # thousandths of the memory kept free; only above that a warning is withdrawn
 GPU_SAMPLES = 3
 
 
@@ -97,14 +97,14 @@ class UsageSample(Struct, frozen=True):
 
 
 class EvictionReason(Struct, frozen=True):
-    """Why one has to go; `urgent` leaves no time for a warning."""
+    """Reason of an eviction; `urgent` leaves no time for a warning."""
 
     why: str
     urgent: bool = False
 
 
 class PlannedEviction(Struct, frozen=True):
-    """Somebody who was warned; `stopping` cannot be spared any more."""
+    """Eviction of a warned attempt; while it is not `stopping` it can be cancelled."""
 
     attempt_id: str
     reason: EvictionReason
@@ -113,7 +113,7 @@ class PlannedEviction(Struct, frozen=True):
 
 
 class Warn(Struct, frozen=True):
-    """Say to an attempt that it will be stopped, why, and in how many milliseconds."""
+    """Notice to an attempt: the reason of its stop, and its time in milliseconds."""
 
     attempt_id: str
     why: str
@@ -121,7 +121,7 @@ class Warn(Struct, frozen=True):
 
 
 class CancelEviction(Struct, frozen=True):
-    """Take a warning back."""
+    """Withdraw a warning."""
 
     attempt_id: str
 
@@ -148,7 +148,7 @@ def reclaim(
     now_ms: int,
     starved: Mapping[str, EvictionReason],
 ) -> tuple[tuple[PlannedEviction, ...], Hints, tuple[Reclaim, ...]]:
-    """The evictions that are planned now, what GPUs have shown, and what has to be done; `starved` end for the CPU."""
+    """Planned evictions, owner hints by GPU, and actions; `starved` attempts end for the CPU."""
     here = {attempt.attempt_id for attempt in sample.attempts}
     evictions = tuple(eviction for eviction in evictions if eviction.attempt_id in here)
     hints = gpu_hints
@@ -203,7 +203,14 @@ def _for_memory(
     keep = rules.memory_min_bytes * (RELIEF_PART if already else 1000) // 1000
     keep = min(max(keep, 1), sample.memory_bytes)
     short = keep - sample.memory_available_bytes
-    if short <= 0 or not sample.memory_bytes or not _owner_grew(sample, rules):
+    if short <= 0 or not sample.memory_bytes:
+        return {}
+    # The owner is the reason that memory is short if it is above its mark, or has grown into what was lent.
+    lent = sum(attempt.memory_leased_bytes for attempt in sample.attempts)
+    beyond = sum(max(0, attempt.memory_bytes - attempt.memory_leased_bytes) for attempt in sample.attempts)
+    is_above = 1000 * sample.memory_outside_bytes > rules.memory_used_max_milli * sample.memory_bytes
+    has_grown = is_above or beyond >= WORTH_BYTES or sample.memory_outside_bytes + lent > sample.memory_bytes
+    if not has_grown:
         return {}
     urgent = 1000 * sample.memory_available_bytes < URGENT_PART * sample.memory_bytes
     free, must = gigabytes(sample.memory_available_bytes), gigabytes(rules.memory_min_bytes)
@@ -215,17 +222,9 @@ def _for_memory(
     }
 
 
-def _owner_grew(sample: UsageSample, rules: OwnerRules) -> bool:
-    """Whether the owner is the reason that memory is short: above its mark, or grown into what was lent."""
-    lent = sum(attempt.memory_leased_bytes for attempt in sample.attempts)
-    beyond = sum(max(0, attempt.memory_bytes - attempt.memory_leased_bytes) for attempt in sample.attempts)
-    above = 1000 * sample.memory_outside_bytes > rules.memory_used_max_milli * sample.memory_bytes
-    return above or beyond >= WORTH_BYTES or sample.memory_outside_bytes + lent > sample.memory_bytes
-
-
 def cheapest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[str] = ()) -> tuple[Borrowed, ...]:
-    """Those who hold `short_bytes` together with the least to lose, the last where it is the same; those `already`
-    planned count first. All who are worth it, where all do not hold enough."""
+    """The attempts that hold `short_bytes` together with the least to lose, the last if that is equal; those `already`
+    planned count first. All that are worth it, if all together do not hold enough."""
     worth = [attempt for attempt in attempts if attempt.memory_bytes >= WORTH_BYTES]
     planned = set(already)
     chosen = [attempt for attempt in worth if attempt.attempt_id in planned]
@@ -233,7 +232,7 @@ def cheapest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[s
     short_bytes -= sum(attempt.memory_bytes for attempt in chosen)
     apart = len(left) ** 2 + 1  # above any sum of places in the order, which decides where the cost is the same
     items = [
-        CoverItem(apart * (TO_GO + attempt.at_stake) + index, 0, (attempt.memory_bytes,))
+        CoverItem(apart * (EVICTION_COST + attempt.at_stake) + index, 0, (attempt.memory_bytes,))
         for index, attempt in enumerate(left)
     ]
     cover = lightest_cover(items, (short_bytes,), _ANYTHING)
@@ -244,12 +243,12 @@ def cheapest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[s
 
 
 # All times in milliseconds, all amounts in thousandths of a core; a part is thousandths of the machine.
-FLOOR_MILLI = 50  # what is left to throttled work that has nothing: 5 % of a core
+FLOOR_MILLI = 50  # least allowance of throttled work: 5 % of a core
 WEAK_SAMPLES = 2
 COMEBACK_MILLI = 200  # paused work is resumed when it can have this much
 DWELL_MS, MAX_DWELL_MS = 2_000, 60_000
 SETTLE_MS = 400  # the first sample of a calm may still average over the last of the storm
-TOO_EARLY_MS = 30_000  # yielding so soon after coming back means that it was too early
+TOO_EARLY_MS = 30_000  # a return followed by yielding within this time was too early
 PROBE_EVERY_MS = 5_000  # how often the first sample after a squeeze may give back at once
 PAUSE_AFTER_MS = 3_000  # at the floor, before everything is paused
 EVICT_AFTER_MS = 60_000  # at the floor or paused, before everything is evicted
@@ -268,8 +267,8 @@ class UsageMark(NamedTuple):
         return min(self.max_milli, max(self.min_milli, sample.machine_milli * self.part // 1000))
 
 
-STRONG = UsageMark(50, 300, 1000)  # an owner who shows this much is there
-WEAK = UsageMark(10, 150, 600)  # one who shows this much is there when the next sample shows it, too
+STRONG = UsageMark(50, 300, 1000)  # use by which an owner is present
+WEAK = UsageMark(10, 150, 600)  # use by which an owner is present if the next sample shows it, too
 HEADROOM = UsageMark(120, 150, 2000)  # stays idle beside an owner
 FULL = UsageMark(60, 70, 1000)  # a machine with less than this idle is full
 STEP = UsageMark(50, 100, 800)  # smaller differences change nothing
@@ -314,7 +313,7 @@ class Throttle(Struct, frozen=True):
 
 
 class Pause(Struct, frozen=True):
-    """Let everything stand still."""
+    """Pause all borrowed work."""
 
     why: str
 
@@ -329,7 +328,7 @@ Action = Throttle | Pause | Continue | Reclaim
 def decide(
     state: OwnerState, sample: UsageSample, rules: OwnerRules, now_ms: int
 ) -> tuple[OwnerState, tuple[Action, ...]]:
-    """The next state, and what has to be done to get there; nothing when nothing changes."""
+    """The next state, and the actions that lead to it; none if nothing changes."""
     after = OwnerState() if not sample.attempts else _cpu(state, sample, rules, now_ms)
     actions: list[Action] = []
     if throttle_of(after) != throttle_of(state):
@@ -370,10 +369,6 @@ def _cpu(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) ->
     if state.step is YieldStep.PAUSED:
         most = COMEBACK_MILLI if rules.throttle else sample.leased_milli
         return _come_back(state, sample, rules, now) if _room(sample) >= most else replace(state, calm_since_ms=None)
-    return _throttled(state, sample, rules, now)
-
-
-def _throttled(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
     room, step, full = _room(sample), STEP.of(sample), sample.idle_milli < FULL.of(sample)
     if full and state.allowance_milli > FLOOR_MILLI:
         return _squeezed(state, rules, now)
@@ -394,7 +389,7 @@ def _throttled(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: i
 
 
 def _squeezed(state: OwnerState, rules: OwnerRules, now: int) -> OwnerState:
-    """Almost nothing, at once; the next sample shows what the owner really needs."""
+    """State after a squeeze to almost nothing; the next sample shows the owner's real need."""
     state = _lowered(state, now)
     recently = state.squeezed_at_ms is not None and now - state.squeezed_at_ms < PROBE_EVERY_MS
     starved = now if state.starved_since_ms is None else state.starved_since_ms
@@ -414,7 +409,8 @@ def _lowered(state: OwnerState, now: int) -> OwnerState:
 
 
 def _come_back(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
-    """More, when the owner has left it for long enough; as much as was left all the time."""
+    """State after a calm: more allowance once the owner has left it for long enough, as much as was left all the
+    time."""
     if state.calm_since_ms is None:
         return replace(state, calm_since_ms=now, calm_peak_milli=sample.outside_milli)
     settling = now - state.calm_since_ms <= SETTLE_MS
@@ -428,7 +424,7 @@ def _come_back(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: i
 
 
 def _given(state: OwnerState, sample: UsageSample, room: int) -> OwnerState:
-    """Room for borrowed work; all of it is freedom."""
+    """State with this room for borrowed work; with room for all of it, free."""
     if room >= sample.leased_milli:
         return replace(state, step=YieldStep.FREE, allowance_milli=0, starved_since_ms=None, hints=0)
     allowance = max(FLOOR_MILLI, room)
@@ -437,17 +433,17 @@ def _given(state: OwnerState, sample: UsageSample, room: int) -> OwnerState:
 
 
 def _room(sample: UsageSample) -> int:
-    """Room of borrowed work beside this owner; everything when the owner is as good as gone."""
+    """Room of borrowed work beside this owner; the whole machine if the owner uses next to nothing."""
     if sample.outside_milli < WEAK.of(sample) // 2:
         return sample.machine_milli
     return sample.machine_milli - sample.outside_milli - HEADROOM.of(sample)
 
 
-# ------------------------------------------------------------------ who has to go for it
+# ------------------------------------------------------------------ evictions for the CPU
 
 
 def _starved(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> dict[str, EvictionReason]:
-    """Whom the owner's CPU use drives away."""
+    """Attempts to evict for the owner's CPU use."""
     since = state.starved_since_ms
     if since is None or not rules.evict:
         return {}

@@ -41,7 +41,7 @@ def use_placement_group_everywhere(group: str, namespace: str = NAMESPACE) -> No
 
 
 def _find(group: str, namespace: str) -> tuple[Any, float]:
-    """The group, and how many cores a task gets there that does not say."""
+    """The group, and the cores of a task there that names none."""
     ray = importlib.import_module("ray")
     if not ray.is_initialized():
         ray.init(namespace=namespace)
@@ -52,8 +52,8 @@ def _find(group: str, namespace: str) -> tuple[Any, float]:
     groups = importlib.import_module("ray.util.placement_group")
     key = importlib.import_module("ray._raylet").PlacementGroupID(bytes.fromhex(row["placement_group_id"]))
     cores = sum(bundle.get("CPU", 0.0) for bundle in row["bundles"].values())
-    # Tell the grid that its group is used, before anything of it shows in Ray; nobody waits for that.
-    with contextlib.suppress(Exception):  # Ray raises what it likes; without the actor nobody counts
+    # Report the use of the group to the grid before the first task shows in Ray, without waiting for the answer.
+    with contextlib.suppress(Exception):  # Ray raises errors of many kinds; without the actor the use is not counted
         ray.get_actor(ACTOR_NAME, namespace=namespace).mark_used.remote(group)
     return groups.PlacementGroup(key, bundle_cache=list(row["bundles"].values())), min(cores, 1.0)
 

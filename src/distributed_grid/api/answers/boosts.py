@@ -67,12 +67,15 @@ class BoostRow(Answer, frozen=True, kw_only=True):
         )
 
 
-class BoostStatus(Answer, frozen=True):
-    """The boosts that hold something."""
+class BoostStatus(Answer, frozen=True, kw_only=True):
+    """A page of the boosts that hold something, and totals of all."""
 
     active_boosts: int
     totals: dict[str, float]  # of the active ones, by type: cores, GPUs, GB
     boosts: list[BoostRow]
+    total: int  # in all pages
+    more: bool  # there is a next page
+    next: str | None
     persistence_file: str
     warnings: list[str]
 

@@ -68,6 +68,17 @@ def headline(ask: Amounts) -> tuple[str, float]:
     return "memory", gigabytes(ask.memory_bytes)
 
 
+class PageAnswer(Answer, frozen=True, kw_only=True):
+    """A page of a list, apart from its rows."""
+
+    omitted: int
+    """Rows of the page that are left out for length: the next page begins with them."""
+    more: bool
+    """There is a next page."""
+    next: str | None
+    """Cursor of the next page; None at the end of the list."""
+
+
 class AskedResources(Answer, frozen=True):
     """The amounts of a request."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from distributed_grid.api.answers.common import HIDDEN, Answer, AskedResources, Viewer, gigabytes, headline
+from distributed_grid.api.answers.common import HIDDEN, Answer, AskedResources, PageAnswer, Viewer, gigabytes, headline
 from distributed_grid.api.answers.leases import DecisionRow
 from distributed_grid.domain.deliveries import DeliveredFiles, Delivery
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, Outcome
@@ -281,14 +281,12 @@ def _short_command(command: Command) -> Command:
     return replace(command, argv=tuple(words), env=env, payload=command.payload[: MAX_LISTED_CHARS + CUT_MARGIN_CHARS])
 
 
-class JobList(Answer, frozen=True):
+class JobList(PageAnswer, frozen=True, kw_only=True):
     jobs: list[JobRow]
-    more: bool
-    """Some that ended before are kept, but not listed."""
     total: int
     """All that are kept, in any state."""
-    omitted: int
-    """Matching ones that are left out for length."""
+    by_state: dict[str, int]
+    """Number of these in each state."""
 
 
 class JobDetail(Answer, frozen=True, kw_only=True):
@@ -306,6 +304,7 @@ class LiveJobs(Answer, frozen=True):
     """Uids of jobs that have not ended."""
 
     uids: list[str]
+    next: str | None
 
 
 class FetchRecorded(Answer, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, UnsetType
 
-from distributed_grid.api.answers.common import Answer, HeldResources, Viewer, headline
+from distributed_grid.api.answers.common import Answer, HeldResources, PageAnswer, Viewer, headline
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.rebalancing import claimed_amount, is_automatic, resource_of
@@ -131,9 +131,9 @@ class DecisionRow(Answer, frozen=True, kw_only=True):
         )
 
 
-class AllocationList(Answer, frozen=True):
+class AllocationList(PageAnswer, frozen=True, kw_only=True):
     allocations: list[AllocationRow]
-    omitted: int
+    total: int  # in all pages
 
 
 class AllocationDetail(Answer, frozen=True, kw_only=True):

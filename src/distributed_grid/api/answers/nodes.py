@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distributed_grid.api.answers.common import HIDDEN, Answer, Viewer, gigabytes, headline
+from distributed_grid.api.answers.common import HIDDEN, Answer, PageAnswer, Viewer, gigabytes, headline
 from distributed_grid.domain.clock_jumps import jump_text
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, pressure
@@ -199,31 +199,32 @@ class RecommendationRow(Answer, frozen=True, kw_only=True):
         )
 
     @classmethod
+    def of_node(cls, viewer: Viewer, ledger: Ledger, name: str) -> list[RecommendationRow]:
+        """The recommendation for a node, or none."""
+        state = ledger.rebalance_states.get(name)
+        return [cls.of(viewer, ledger, name, state.advice)] if state is not None and state.advice is not None else []
+
+    @classmethod
     def of_ledger(cls, viewer: Viewer, ledger: Ledger) -> list[RecommendationRow]:
-        return [
-            cls.of(viewer, ledger, name, balance.advice)
-            for name, balance in ledger.rebalance_states.items()
-            if balance.advice is not None
-        ]
+        return [row for name in ledger.rebalance_states for row in cls.of_node(viewer, ledger, name)]
 
 
-class NodeList(Answer, frozen=True):
+class NodeList(PageAnswer, frozen=True, kw_only=True):
     nodes: list[NodeRow]
-    omitted: int
+    total: int  # in all pages
 
 
 class NodeDetail(Answer, frozen=True):
     node: NodeRow
 
 
-class OfferList(Answer, frozen=True):
+class OfferList(PageAnswer, frozen=True, kw_only=True):
     offers: list[OfferRow]
-    omitted: int
 
 
-class RecommendationList(Answer, frozen=True):
+class RecommendationList(PageAnswer, frozen=True, kw_only=True):
     recommendations: list[RecommendationRow]
-    omitted: int
+    total: int  # in all pages
 
 
 class NodeStep(Answer, frozen=True):

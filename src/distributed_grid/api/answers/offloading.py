@@ -194,7 +194,8 @@ def _process_step(move: Move) -> tuple[str, str]:
 
 class MoveList(Answer, frozen=True):
     moves: list[MoveRow]
-    more: bool  # further ended moves are kept, but not listed
+    more: bool  # there is a next page
+    next: str | None
 
 
 class MoveDetail(Answer, frozen=True):

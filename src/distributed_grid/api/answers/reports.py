@@ -21,6 +21,7 @@ class GridStatus(Answer, frozen=True, kw_only=True):
     allocations: list[AllocationRow]
     jobs: list[JobRow]
     waiting: int
+    jobs_total: int
     job_states: dict[str, int]
     omitted: dict[str, int]  # rows of each list that are left out for length
 

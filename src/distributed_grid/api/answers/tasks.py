@@ -65,6 +65,8 @@ def _task_fields(job: Job) -> dict[str, Any]:
 class TaskList(Answer, frozen=True):
     tasks: list[TaskRow]
     more: bool
+    total: int  # in all pages
+    next: str | None
 
 
 class TaskAssignment(Answer, frozen=True):

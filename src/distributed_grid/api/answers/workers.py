@@ -127,7 +127,8 @@ class WorkerList(Answer, frozen=True, kw_only=True):
 
     workers: list[WorkerRow]
     budget: WorkerBudget
-    more: bool | UnsetType = UNSET  # in a list: further ended workers are kept, but not listed
+    more: bool | UnsetType = UNSET  # in a list: there is a next page
+    next: str | UnsetType | None = UNSET
 
 
 class WorkerDetail(Answer, frozen=True):

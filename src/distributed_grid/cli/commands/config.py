@@ -98,27 +98,27 @@ def reload(session: CliSession, path: str | None) -> int:
 
     chosen = path or session.named_config
     with session.running_client() as client:
-        chosen = chosen or client.call("get_daemon_info")["config"]
+        chosen = chosen or client.get_daemon_info().config
         if chosen is None:
             raise BadInput("the control plane uses no cluster file; name one: grid config reload FILE")
         named = ClientConfig(chosen, explicit=True)
         fields = named.greeting_fields()
         fields.pop("config")
-        answer = client.call("reload_config", **fields)
-    if answer["handing_over"]:
+        answer = client.reload_config(**fields)
+    if answer.handing_over:
         with Client(session.state_dir, named) as client:
             client.greet()
-    shown = answer["path"] or "this machine alone"
-    lines = [printable(note) for note in answer["notes"]]
-    if answer["handing_over"]:
+    shown = answer.path or "this machine alone"
+    lines = [printable(note) for note in answer.notes]
+    if answer.handing_over:
         lines.append(f"a new control plane uses {shown}")
-    elif answer["pending"]:
-        pending = ", ".join(answer["pending"])
-        lines.append(printable(f"not applied: {pending}: a new control plane is needed, and {answer['advice']}"))
+    elif answer.pending:
+        pending = ", ".join(answer.pending)
+        lines.append(printable(f"not applied: {pending}: a new control plane is needed, and {answer.advice}"))
     elif not lines:
         lines.append(f"nothing has changed in {shown}")
     print_answer(session, answer, "\n".join(lines))
-    return 1 if answer["pending"] else 0
+    return 1 if answer.pending else 0
 
 
 def _chosen(session: CliSession, path: str | None) -> str:

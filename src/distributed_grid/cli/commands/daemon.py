@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import cast
 
 from distributed_grid.cli.command_line import Argument, Option, group
 from distributed_grid.cli.output import echo, format_time, note, print_answer, printable, table
 from distributed_grid.cli.session import CliSession
+from distributed_grid.client.conversation import JsonObject
 from distributed_grid.errors import BadInput, Refused, TimedOut, Unreachable
 
 ACCOUNT_NOTE = (
@@ -57,10 +59,11 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
     from distributed_grid.server.access.tokens import bearer_text, hash_of, new_secret, new_token_id
 
     token_id, secret = new_token_id(), new_secret()
-    asked = {"token_id": token_id, "secret_hash": hash_of(secret), "user": user, "team": team, "ttl_seconds": ttl}
-    made = session.call("create_token", **asked)["token"]
+    created = session.ask.create_token(
+        token_id=token_id, secret_hash=hash_of(secret), user=user, team=team, ttl_seconds=ttl
+    )
     text = bearer_text(token_id, secret)
-    print_answer(session, {**made, "token": text}, text)
+    print_answer(session, {**cast("JsonObject", created.token), "token": text}, text)
     if not session.json:
         note(ACCOUNT_NOTE)
 
@@ -68,18 +71,18 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
 @token.command(name="list")
 def list_(session: CliSession) -> None:
     """The tokens there are, without their secrets."""
-    tokens = session.query("list_tokens")["tokens"]
+    tokens = session.query.list_tokens().tokens
     rows = [
         (
-            one["token_id"],
-            one["user"],
-            one["team"],
-            "yes" if one["admin"] else None,
-            format_time(one["created_at"]),
-            format_time(one["expires_at"]),
-            one["problem"] or "good",
+            token.token_id,
+            token.user,
+            token.team,
+            "yes" if token.admin else None,
+            format_time(token.created_at),
+            format_time(token.expires_at),
+            token.problem or "good",
         )
-        for one in tokens
+        for token in tokens
     ]
     print_answer(
         session, tokens, table(("TOKEN", "USER", "TEAM", "ADMIN", "CREATED", "EXPIRES", "STATE"), rows, empty="none")
@@ -89,8 +92,8 @@ def list_(session: CliSession) -> None:
 @token.command(Argument("token_id"))
 def revoke(session: CliSession, token_id: str) -> None:
     """Shut a token out, from the next request on."""
-    gone = session.call("revoke_token", token_id=token_id)["token"]
-    print_answer(session, gone, f"revoked {gone['token_id']} of {gone['user']}")
+    revoked = session.ask.revoke_token(token_id=token_id).token
+    print_answer(session, revoked, f"revoked {revoked.token_id} of {revoked.user}")
 
 
 @group("join-token")
@@ -110,16 +113,15 @@ def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, 
     from distributed_grid.server.access.tokens import hash_of, new_secret, new_token_id
 
     token_id, secret = new_token_id(), new_secret()
-    asked = {"token_id": token_id, "secret_hash": hash_of(secret), "node": node, "ttl_seconds": ttl}
     with session.client() as client:
-        rest = client.call("get_daemon_info")["rest"]
+        rest = client.get_daemon_info().rest
         if rest is None:
             raise Refused("the control plane does not listen; type: grid daemon start --listen HOST:PORT")
-        made = client.call("create_join_token", **asked)
-    addresses = address or tuple(made["addresses"])
-    text = JoinToken(addresses, made["fingerprint"], token_id, secret).text()
-    shown = {**made["join_token"], "join_token": text, "addresses": list(addresses)}
-    print_answer(session, {**shown, "fingerprint": made["fingerprint"] or None}, text)
+        created = client.create_join_token(token_id=token_id, secret_hash=hash_of(secret), node=node, ttl_seconds=ttl)
+    addresses = address or tuple(created.addresses)
+    text = JoinToken(addresses, created.fingerprint, token_id, secret).text()
+    shown = {**cast("JsonObject", created.join_token), "join_token": text, "addresses": list(addresses)}
+    print_answer(session, {**shown, "fingerprint": created.fingerprint or None}, text)
     if not session.json and all(where.startswith(("127.", "localhost", "[::1]")) for where in addresses):
         advice = "only this machine can reach it there; to let others join: grid daemon start --listen HOST:PORT"
         note(f"the control plane listens on {', '.join(addresses)}: {advice}")
@@ -128,17 +130,17 @@ def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, 
 @join_token.command(name="list")
 def list_join(session: CliSession) -> None:
     """The join tokens there are, and who used them."""
-    join_tokens = session.query("list_join_tokens")["join_tokens"]
+    join_tokens = session.query.list_join_tokens().join_tokens
     rows = [
         (
-            one["token_id"],
-            one["node_id"] or "any",
-            one["used_by"],
-            format_time(one["used_at"]),
-            format_time(one["expires_at"]),
-            one["problem"] or ("used" if one["used_by"] else "good"),
+            token.token_id,
+            token.node_id or "any",
+            token.used_by,
+            format_time(token.used_at),
+            format_time(token.expires_at),
+            token.problem or ("used" if token.used_by else "good"),
         )
-        for one in join_tokens
+        for token in join_tokens
     ]
     print_answer(
         session, join_tokens, table(("TOKEN", "NODE", "USED BY", "USED", "EXPIRES", "STATE"), rows, empty="none")
@@ -148,9 +150,9 @@ def list_join(session: CliSession) -> None:
 @join_token.command(Argument("token_id"), name="revoke")
 def revoke_join(session: CliSession, token_id: str) -> None:
     """Shut a join token out, and at once the node that joined with it."""
-    gone = session.call("revoke_join_token", token_id=token_id)["join_token"]
-    whom = f", and {gone['used_by']} with it" if gone["used_by"] else ""
-    print_answer(session, gone, f"revoked {gone['token_id']}{whom}")
+    revoked = session.ask.revoke_join_token(token_id=token_id).join_token
+    node = f", and {revoked.used_by} with it" if revoked.used_by else ""
+    print_answer(session, revoked, f"revoked {revoked.token_id}{node}")
 
 
 STOP_SECONDS = 30.0
@@ -174,22 +176,21 @@ def start(session: CliSession, listen: str | None, tls: bool | None, force_plain
     """Start the control plane and let it stay until it is stopped."""
     if tls is False or force_plain:
         raise BadInput(NO_PLAIN)
-    where = {} if listen is None else {"listen": listen}
     if listen is not None:
         from distributed_grid.server.rest.listener import parse_address
 
         parse_address(listen)  # refused before anything is started
     try:
         with session.client(may_start=False) as client:
-            info = client.call("keep_running", **where)
-        print_answer(session, info, f"already running, pid {info['pid']}")
+            info = client.keep_running(listen=listen or "")
+        print_answer(session, info, f"already running, pid {info.pid}")
         return
     except Unreachable:
         pass
     with session.client() as client:
         client.start(stay=True)
-        info = client.call("keep_running", **where)  # where another command was quicker, its daemon stays, too
-    print_answer(session, info, f"running, pid {info['pid']}")
+        info = client.keep_running(listen=listen or "")  # where another command was quicker, its daemon stays, too
+    print_answer(session, info, f"running, pid {info.pid}")
 
 
 @daemon.command(
@@ -197,12 +198,12 @@ def start(session: CliSession, listen: str | None, tls: bool | None, force_plain
 )
 def clock(session: CliSession, confirm: bool) -> None:
     """Jumps of wall clocks; after one nothing is deleted by age for six hours, unless it is confirmed."""
-    found = session.call("confirm_clocks") if confirm else session.query("get_clocks")
+    answer = session.ask.confirm_clocks() if confirm else session.query.get_clocks()
     rows = [
-        (one["node_id"] or "control plane", _span(one["jumped_seconds"]), _span(one["waits_seconds"]).lstrip("+"))
-        for one in found["clocks"]
+        (clock.node_id or "control plane", _span(clock.jumped_seconds), _span(clock.waits_seconds).lstrip("+"))
+        for clock in answer.clocks
     ]
-    print_answer(session, found, table(("CLOCK OF", "JUMPED BY", "DELETES AGAIN IN"), rows, empty="none"))
+    print_answer(session, answer, table(("CLOCK OF", "JUMPED BY", "DELETES AGAIN IN"), rows, empty="none"))
 
 
 def _span(seconds: float | None) -> str:
@@ -216,8 +217,8 @@ def stop(session: CliSession, force: bool) -> None:
     """Stop the control plane; jobs go on and are found again by the next one."""
     try:
         with session.running_client() as client:
-            pid = client.call("get_daemon_info")["pid"]
-            left = client.call("stop_daemon", force=force)["workers"]
+            pid = client.get_daemon_info().pid
+            left = client.stop_daemon(force=force).workers
     except Unreachable:
         print_answer(session, {"stopped": False}, "not running")
         return
@@ -235,14 +236,14 @@ def stop(session: CliSession, force: bool) -> None:
 def status(session: CliSession) -> None:
     """Whether the control plane runs, and where; exits 3 where it does not."""
     with session.running_client() as client:
-        info = client.call("get_daemon_info")
+        info = client.get_daemon_info()
     lines = [
-        f"{name.replace('_', ' ') + ':':16}{info[name]}"
+        f"{name.replace('_', ' ') + ':':16}{getattr(info, name)}"
         for name in ("pid", "socket", "rest", "uptime_seconds", "version")
     ]
-    lines.append(f"{'name:':16}{printable(info['name'])}")
-    lines.append(f"{'config:':16}{info['config'] or 'none (this machine alone)'}")
-    print_answer(session, info, "\n".join(lines + [f"warning: {warning}" for warning in info["warnings"]]))
+    lines.append(f"{'name:':16}{printable(info.name)}")
+    lines.append(f"{'config:':16}{info.config or 'none (this machine alone)'}")
+    print_answer(session, info, "\n".join(lines + [f"warning: {warning}" for warning in info.warnings]))
 
 
 def _is_alive(pid: int) -> bool:

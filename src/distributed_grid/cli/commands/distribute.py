@@ -7,8 +7,9 @@ import math
 import signal
 import time
 import uuid
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distributed_grid.api.framing import STDOUT
 from distributed_grid.cli.command_line import IntRange, Option, WordChoice, group
@@ -26,11 +27,14 @@ from distributed_grid.cli.request_options import STRATEGIES
 from distributed_grid.cli.session import CliSession
 from distributed_grid.cli.signals import handled_signals, raise_keyboard_interrupt
 from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import present
 from distributed_grid.client.job_payload import caller_environment
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.number_text import counted
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.jobs import JobRow
+
 PROBES_PER_NODE = 3
 
 
@@ -42,19 +46,19 @@ def distribute() -> None:
 @distribute.command()
 def status(session: CliSession) -> None:
     """Each node: whether it takes work, its free resources, its rank, and the reasons for keeping the rest."""
-    nodes = session.query("get_status")["nodes"]
+    nodes = session.query.get_status().nodes
     rows = [
         (
-            node["node_id"],
+            node.node_id,
             node_state(node),
-            "yes" if node["open"] else "no",
+            "yes" if node.open else "no",
             *free_and_lent(node),
-            node["leases"],
-            "unknown" if node["pressure"] is None else f"{100 * node['pressure']:.0f} %",
-            node["priority"],
-            node["speed"],
-            node["cost_per_hour"],
-            "; ".join(node["keeps"]),
+            node.leases,
+            "unknown" if node.pressure is None else f"{100 * node.pressure:.0f} %",
+            node.priority,
+            node.speed,
+            node.cost_per_hour,
+            "; ".join(node.keeps),
         )
         for node in nodes
     ]
@@ -85,32 +89,60 @@ def test(session: CliSession, /, count: int | None, nodes: tuple[str, ...], stra
         raise BadInput("--strategy node_specific needs a node: --node NODE")
     if not all(math.isfinite(number) and number >= 0 for number in numbers.values()):
         raise BadInput("an amount or a time must be a number that is not negative")
-    known = session.call("get_status")["nodes"]
-    is_open = sum(1 for node in known if node["open"])
+    known = session.ask.get_status().nodes
+    is_open = sum(1 for node in known if node.open)
     probes = Probes(session, count or PROBES_PER_NODE * max(is_open, 1), strategy, nodes, **numbers)
     try:
-        found = probes.run()
+        results, seconds = probes.run()
     except KeyboardInterrupt:
         return 130
-    failed = [probe for probe in found["probes"] if not probe["ok"]]
-    found["nodes"] = node_rows(known, found["probes"])
-    used = sum(1 for row in found["nodes"] if row["probes"])
+    failed = [probe for probe in results if not probe.ok]
+    node_probes = probes_by_node([node.node_id for node in known], results)
+    used = sum(1 for row in node_probes if row.probes)
     rows = [
-        (row["node_id"], row["probes"], row["failed"], *map(_seconds, (row["waited_seconds"], row["ran_seconds"])))
-        for row in found["nodes"]
+        (row.node_id, row.probes, row.failed, *map(_seconds, (row.waited_seconds, row.ran_seconds)))
+        for row in node_probes
     ]
     lines = [table(("NODE", "PROBES", "FAILED", "WAITED", "RAN"), rows, empty="no nodes")]
-    lines += named_in_part([f"{probe['job_id']} failed: {probe['detail']}" for probe in failed], 10)
+    lines += named_in_part([f"{probe.job_id} failed: {probe.detail}" for probe in failed], 10)
     lines.append(
-        f"{counted(len(found['probes']), 'probe')} on {counted(used, 'node')} by {strategy}, "
-        f"{len(failed)} failed, {found['seconds']:.2f} s in all"
+        f"{counted(len(results), 'probe')} on {counted(used, 'node')} by {strategy}, "
+        f"{len(failed)} failed, {seconds:.2f} s in all"
     )
-    print_answer(session, found, "\n".join(lines))
+    shown = {
+        "strategy": strategy,
+        "probes": [probe._asdict() for probe in results],
+        "seconds": seconds,
+        "nodes": [row._asdict() for row in node_probes],
+    }
+    print_answer(session, shown, "\n".join(lines))
     return 1 if failed else 0
 
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f} s"
+
+
+class Probe(NamedTuple):
+    """The result of one probe; it is ok when it ended well and ran where the grid says it did."""
+
+    job_id: str
+    node_id: str | None
+    host: str | None
+    ok: bool
+    waited_seconds: float | None
+    ran_seconds: float | None
+    detail: str | None
+
+
+class NodeProbes(NamedTuple):
+    """Number and mean times of the probes of a node."""
+
+    node_id: str
+    probes: int
+    failed: int
+    waited_seconds: float | None
+    ran_seconds: float | None
 
 
 class Probes:
@@ -129,8 +161,7 @@ class Probes:
     ) -> None:
         self._session = session
         self._names = [uuid.uuid4().hex for _ in range(count)]
-        self._strategy = strategy
-        self._message: Row = {
+        self._message: dict[str, Any] = {
             "argv": ["/bin/sh", "-c", f'echo "$GRID_NODE $(uname -n)"; exec sleep {seconds:f}'],
             "resource_type": "cpu",
             "amount": amount,
@@ -143,20 +174,21 @@ class Probes:
             "env": caller_environment({}),
         }
 
-    def run(self) -> Row:
-        """Submit all, wait for all; the result of each. On any error all are cancelled."""
+    def run(self) -> tuple[list[Probe], float]:
+        """Submit all, wait for all; the result of each, and the seconds that it took. On any error all are
+        cancelled."""
         began = time.monotonic()
         with handled_signals(raise_keyboard_interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             try:
                 with self._session.client() as client:
                     for name in self._names:
-                        client.call("submit_job", request_id=name, job_id=f"probe-{name[:12]}", **self._message)
-                    jobs = [client.call("wait_for_job", job_id=name)["job"] for name in self._names]
+                        client.submit_job(request_id=name, job_id=f"probe-{name[:12]}", **self._message)
+                    jobs = [client.wait_for_job(job_id=name).job for name in self._names]
                     probes = [_probe_row(client, job) for job in jobs]
             except BaseException:  # an interrupt, too: the probes are cancelled, then it is raised again
                 self._cancel()
                 raise
-        return {"strategy": self._strategy, "probes": probes, "seconds": round(time.monotonic() - began, 3)}
+        return probes, round(time.monotonic() - began, 3)
 
     def _cancel(self) -> None:
         jobs = []
@@ -164,53 +196,53 @@ class Probes:
             sent = []
             for name in self._names:
                 with contextlib.suppress(GridError):  # it was never sent
-                    sent.append(client.call("cancel_job", job_id=name)["job"]["uid"])
+                    sent.append(client.cancel_job(job_id=name).job.uid)
             jobs = cancel_jobs(client, sent)
         for count, state in (
-            (sum(job["outcome"] == "cancelled" for job in jobs), "cancelled"),
-            (sum(job["state"] != "ended" for job in jobs), "stopping"),
+            (sum(job.outcome == "cancelled" for job in jobs), "cancelled"),
+            (sum(job.state != "ended" for job in jobs), "stopping"),
         ):
             if count:
                 echo(f"grid: {counted(count, 'probe')} {state}", err=True)
 
 
-def _probe_row(client: Client, job: Row) -> Row:
-    """The result of one probe; it is ok when it ended well and ran where the grid says it did."""
-    parts = client.stream("read_logs", job_id=job["uid"])
+def _probe_row(client: Client, job: JobRow) -> Probe:
+    parts = client.read_logs(job_id=job.uid)
     output = b"".join(part for kind, part in parts if kind == STDOUT and isinstance(part, bytes)).decode().split()
     node, host = output if len(output) == 2 else (None, None)
-    ok = job["outcome"] == "exited" and job["exit_code"] == 0 and node == job["node_id"]
-    started = job["attempts"][-1]["started_at"] if job["attempts"] else None
-    return {
-        "job_id": job["job_id"],
-        "node_id": job["node_id"],
-        "host": host,
-        "ok": ok,
-        "waited_seconds": None
-        if started is None
-        else (datetime.fromisoformat(started) - datetime.fromisoformat(job["submitted_at"])).total_seconds(),
-        "ran_seconds": None if started is None else job["wall_seconds"],
-        "detail": None if ok else job["detail"] or f"{job['outcome']}, printed {' '.join(output)!r}",
-    }
+    ok = job.outcome == "exited" and job.exit_code == 0 and node == job.node_id
+    started = job.attempts[-1].started_at if job.attempts else None
+    waited: float | None = None
+    if started is not None and job.submitted_at is not None:
+        waited = (datetime.fromisoformat(started) - datetime.fromisoformat(job.submitted_at)).total_seconds()
+    return Probe(
+        job_id=job.job_id,
+        node_id=job.node_id,
+        host=host,
+        ok=ok,
+        waited_seconds=waited,
+        ran_seconds=None if started is None else present(job.wall_seconds),
+        detail=None if ok else job.detail or f"{job.outcome}, printed {' '.join(output)!r}",
+    )
 
 
-def node_rows(known: list[Row], probes: list[Row]) -> list[Row]:
-    """Number and mean times of the probes of each node, nodes without probes included."""
+def probes_by_node(names: Sequence[str], probes: Sequence[Probe]) -> list[NodeProbes]:
+    """The probes of each node, nodes without probes included."""
     rows = []
-    for name in [node["node_id"] for node in known]:
-        here = [probe for probe in probes if probe["node_id"] == name]
+    for name in names:
+        here = [probe for probe in probes if probe.node_id == name]
         rows.append(
-            {
-                "node_id": name,
-                "probes": len(here),
-                "failed": sum(1 for probe in here if not probe["ok"]),
-                "waited_seconds": _mean(here, "waited_seconds"),
-                "ran_seconds": _mean(here, "ran_seconds"),
-            }
+            NodeProbes(
+                node_id=name,
+                probes=len(here),
+                failed=sum(not probe.ok for probe in here),
+                waited_seconds=_mean([probe.waited_seconds for probe in here]),
+                ran_seconds=_mean([probe.ran_seconds for probe in here]),
+            )
         )
     return rows
 
 
-def _mean(probes: list[Row], field: str) -> float | None:
-    values = [probe[field] for probe in probes if probe[field] is not None]
-    return round(sum(values) / len(values), 3) if values else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known) / len(known), 3) if known else None

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
@@ -33,10 +33,13 @@ from distributed_grid.cli.output import (
 )
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import Part
+from distributed_grid.client.conversation import JsonObject, Part, present
 from distributed_grid.client.operations import Operations
 from distributed_grid.errors import BadInput, NotFound
 from distributed_grid.number_text import counted
+
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.jobs import JobRow
 
 LISTED = 20
 MAX_LISTED = 10_000
@@ -54,28 +57,28 @@ def jobs() -> None:
 )
 def list_(session: CliSession, all_: bool, limit: int | None) -> None:
     """The jobs that are going on, and those that ended of late."""
-    answer = session.query("list_jobs", all=all_, limit=MAX_LISTED if all_ else limit or LISTED)
-    found = answer["jobs"]
+    answer = session.query.list_jobs(all=all_, limit=MAX_LISTED if all_ else limit or LISTED)
+    listed = answer.jobs
     rows = [
         (
-            job["job_id"],
-            job["state"],
+            job.job_id,
+            job.state,
             format_outcome(job),
-            job["node_id"],
-            format_amount(job["resource_type"], job["amount"]),
-            format_time(job["submitted_at"]),
-            shorten(job["command"], terminal_width() or COMMAND_CHARS),
+            job.node_id,
+            format_amount(job.resource_type, job.amount),
+            format_time(job.submitted_at),
+            shorten(job.command, terminal_width() or COMMAND_CHARS),
         )
-        for job in found
+        for job in listed
     ]
     headings = ("JOB", "STATE", "OUTCOME", "NODE", "ASKED", "SUBMITTED", "COMMAND")
-    lines = [table(*narrowed(headings, rows, terminal_width()), empty="no jobs"), *detached_lines(found)]
-    print_answer(session, found, "\n".join(lines))
-    if answer["omitted"]:
-        note(f"{answer['omitted']:,} more jobs are not listed; grid status counts them by state")
-    if answer["more"]:
+    lines = [table(*narrowed(headings, rows, terminal_width()), empty="no jobs"), *detached_lines(listed)]
+    print_answer(session, listed, "\n".join(lines))
+    if answer.omitted:
+        note(f"{answer.omitted:,} more jobs are not listed; grid status counts them by state")
+    if answer.more:
         rest = "" if all_ else "; --limit N lists more of them, --all all"
-        note(f"the last {len(found):,} of {answer['total']:,} jobs{rest}")
+        note(f"the last {len(listed):,} of {answer.total:,} jobs{rest}")
 
 
 @jobs.command(Argument("job_id"))
@@ -83,81 +86,77 @@ def show(session: CliSession, job_id: str) -> None:
     """Everything known about one job."""
     from distributed_grid.cli.returned_files import delivery_text
 
-    answer = session.query("get_job", job_id=job_id)
-    job = {**answer["job"], "delivery": answer["delivery"]}
-    expected = job["expected_seconds"]
-    takes = None if expected is None or job["ended_at"] else f"about {format_span(expected, '.3g')}, by earlier runs"
+    answer = session.query.get_job(job_id=job_id)
+    job, delivery = answer.job, present(answer.delivery)
+    expected = job.expected_seconds
+    takes = None if expected is None or job.ended_at else f"about {format_span(expected, '.3g')}, by earlier runs"
     detached = None
-    if job.get("detached_at") is not None:
-        detached = f"{format_time(job['detached_at'])}, {job['detached_reason']}; its output: {follow_command(job)}"
-    if job["state"] != "queued":
+    if job.detached_at is not None:
+        detached = f"{format_time(job.detached_at)}, {job.detached_reason}; its output: {follow_command(job)}"
+    if job.state != "queued":
         limit = None
-    elif job["wait_seconds"] is None or job["attempts"]:
+    elif job.wait_seconds is None or job.attempts:
         limit = "until it starts or is cancelled"
     else:
-        limit = f"at most {format_span(job['wait_seconds'], '.3g')} for resources"
-    found = job.get("checkpoint")
-    if found is None:
-        checkpoint = None
-    else:
-        notes = []
-        if found["attempt"] is not None:
-            files = counted(found["files"], "file")
-            notes.append(f"{files}, {format_size(found['bytes'])}, of attempt {found['attempt']}")
-        if found["awaited_attempt"] is not None:
-            notes.append(f"that of attempt {found['awaited_attempt']} is being brought")
-        if found["problem"] is not None:
-            notes.append(f"not brought: {found['problem']}")
-        checkpoint = "; ".join(notes)
+        limit = f"at most {format_span(job.wait_seconds, '.3g')} for resources"
+    notes = []
+    if (checkpoint := job.checkpoint) is not None:
+        if checkpoint.attempt is not None:
+            files = counted(checkpoint.files, "file")
+            notes.append(f"{files}, {format_size(checkpoint.bytes)}, of attempt {checkpoint.attempt}")
+        if checkpoint.awaited_attempt is not None:
+            notes.append(f"that of attempt {checkpoint.awaited_attempt} is being brought")
+        if checkpoint.problem is not None:
+            notes.append(f"not brought: {checkpoint.problem}")
     shown = [
-        ("job", job["job_id"]),
-        ("state", job["state"]),
+        ("job", job.job_id),
+        ("state", job.state),
         ("outcome", format_outcome(job)),
-        ("detail", job["detail"]),
-        ("command", job["command"]),
-        ("directory", job["cwd"] or "its own"),
-        ("user", job["user"]),
-        ("asked", format_amount(job["resource_type"], job["amount"])),
-        ("memory", format_sizing(job["sizing"]) if job["sizing"] is not None else None),
+        ("detail", job.detail),
+        ("command", job.command),
+        ("directory", job.cwd or "its own"),
+        ("user", job.user),
+        ("asked", format_amount(job.resource_type, job.amount)),
+        ("memory", format_sizing(job.sizing) if job.sizing is not None else None),
         ("takes", takes),
-        ("priority", job["priority"]),
-        ("submitted", format_time(job["submitted_at"])),
+        ("priority", job.priority),
+        ("submitted", format_time(job.submitted_at)),
         ("waits", limit),
-        ("ended", format_time(job["ended_at"])),
-        ("retries left", job["retries_left"]),
-        ("checkpoint", checkpoint),
-        ("restartable", "yes" if job["restartable"] else None),
-        ("moved", format_time(job["moved_at"])),
-        ("files", delivery_text(job["delivery"])),
+        ("ended", format_time(job.ended_at)),
+        ("retries left", job.retries_left),
+        ("checkpoint", "; ".join(notes) or None),
+        ("restartable", "yes" if job.restartable else None),
+        ("moved", format_time(job.moved_at)),
+        ("files", delivery_text(delivery)),
         ("detached", detached),
-        ("result", None if job["result"] is None else json.dumps(job["result"])),
+        ("result", None if job.result is None else json.dumps(job.result)),
     ]
     lines = [f"{name + ':':14}{printable(value)}" for name, value in shown if value not in (None, "-")]
-    for attempt in job["attempts"]:
-        cores = attempt["cores"]
-        parts = [attempt["node_id"]]
+    for attempt in job.attempts:
+        cores = attempt.cores
+        parts = [attempt.node_id]
         if cores:
             parts.append(f"core{'' if len(cores) == 1 else 's'} {','.join(map(str, cores))}")
-        since = format_time(attempt["started_at"])
-        if attempt["ended_at"]:
-            parts.append(f"{since} to {format_time(attempt['ended_at'])}")
-        elif attempt["started_at"]:
+        since = format_time(attempt.started_at)
+        if attempt.ended_at:
+            parts.append(f"{since} to {format_time(attempt.ended_at)}")
+        elif attempt.started_at:
             parts.append(f"since {since}")
-        if attempt.get("checkpoint_at"):
-            parts.append(f"last checkpoint {format_time(attempt['checkpoint_at'])}")
-        if attempt["memory_limit_gb"]:
-            size = format_amount("memory", attempt["memory_limit_gb"])
-            if not (job["sizing"] is not None and job["sizing"]["may_outgrow"]):
+        if attempt.checkpoint_at:
+            parts.append(f"last checkpoint {format_time(attempt.checkpoint_at)}")
+        if attempt.memory_limit_gb:
+            size = format_amount("memory", attempt.memory_limit_gb)
+            if not (job.sizing is not None and job.sizing.may_outgrow):
                 memory_text = f"limit {size}"
             else:
-                grown = f", grown {counted(attempt['growths'], 'time')}" if attempt["growths"] else ""
-                refused = f", not larger ({attempt['growth_refused']})" if attempt["growth_refused"] else ""
+                grown = f", grown {counted(attempt.growths, 'time')}" if attempt.growths else ""
+                refused = f", not larger ({attempt.growth_refused})" if attempt.growth_refused else ""
                 memory_text = f"{size} leased{grown}{refused}"
             parts.append(memory_text)
-        if attempt["outcome"]:
+        if attempt.outcome:
             parts.append(format_outcome(attempt))
-        lines.append(printable(f"attempt {attempt['number']}:".ljust(14) + ", ".join(parts)))
-    print_answer(session, job, "\n".join(lines))
+        lines.append(printable(f"attempt {attempt.number}:".ljust(14) + ", ".join(parts)))
+    print_answer(session, {**cast("JsonObject", job), "delivery": delivery}, "\n".join(lines))
 
 
 @jobs.command(
@@ -184,8 +183,8 @@ def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> No
             seen[kind] += len(part)
             write_output(kind, part)
         elif "dropped" in part:
-            seen[STDOUT if part["stream"] == "stdout" else STDERR] += part["dropped"]
-            note(part["message"])
+            seen[STDOUT if part.stream == "stdout" else STDERR] += part.dropped
+            note(part.message)
         elif "notice" in part:
             notices.show(part)
 
@@ -205,12 +204,12 @@ def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: s
 
     if os.path.isfile(target):
         raise BadInput(f"--to {target}: that is a file, not a directory")
-    fetched = fetch_files(session, job_id, patterns or ("**",), target, overwrite=overwrite)
-    if fetched["in_place"]:
+    totals = fetch_files(session, job_id, patterns or ("**",), target, overwrite=overwrite)
+    if totals.in_place:
         lines = ["it ran in a directory of this machine: its files are there"]
     else:
-        lines = [*return_lines(fetched), summary(fetched, target)]
-    print_answer(session, fetched, "\n".join(lines))
+        lines = [*return_lines(totals), summary(totals, target)]
+    print_answer(session, {**totals._asdict(), "done": True, "target": target}, "\n".join(lines))
 
 
 @jobs.command(Argument("job_ids", nargs=-1, required=True))
@@ -221,8 +220,8 @@ def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
     _forget(session, cancelled)
     lines = []
     for job in cancelled:
-        end = "cancelled" if job["outcome"] == "cancelled" else f"over already ({format_outcome(job)})"
-        lines.append(f"{job['job_id']}: {end if job['state'] == 'ended' else 'stopping'}")
+        end = "cancelled" if job.outcome == "cancelled" else f"over already ({format_outcome(job)})"
+        lines.append(f"{job.job_id}: {end if job.state == 'ended' else 'stopping'}")
     print_answer(session, cancelled, "\n".join(lines))
 
 
@@ -245,25 +244,24 @@ def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -
         else:
             unwaited = UnwaitedJobs(session.state_dir)
             noted, ended = unwaited.read(), []
-            for uid in dict.fromkeys([*noted, *client.call("list_live_jobs")["uids"]]):
+            for uid in dict.fromkeys([*noted, *client.list_live_jobs().uids]):
                 try:
                     ended.append(_ended(client, uid, deadline))
                 except NotFound:  # of a database that was removed, or ended before the kept history
                     unwaited.remove([uid])
-            ended.sort(key=lambda job: job["submitted_at"] or "")
+            ended.sort(key=lambda job: job.submitted_at or "")
     _forget(session, ended)
-    print_answer(session, ended, "\n".join(f"{job['job_id']}: {format_outcome(job)}" for job in ended) or "no jobs")
-    return next((int(job["shell_code"]) for job in ended if job["shell_code"]), 0)
+    print_answer(session, ended, "\n".join(f"{job.job_id}: {format_outcome(job)}" for job in ended) or "no jobs")
+    return next((int(job.shell_code) for job in ended if job.shell_code), 0)
 
 
-def _ended(client: Client, name: str, deadline: float | None) -> dict[str, Any]:
+def _ended(client: Client, name: str, deadline: float | None) -> JobRow:
     left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-    job: dict[str, Any] = client.call("wait_for_job", job_id=name, timeout_seconds=left)["job"]
-    return job
+    return client.wait_for_job(job_id=name, timeout_seconds=left).job
 
 
-def _forget(session: CliSession, shown: Iterable[dict[str, Any]]) -> None:
+def _forget(session: CliSession, shown: Iterable[JobRow]) -> None:
     from distributed_grid.cli.unwaited_jobs import UnwaitedJobs
 
     with contextlib.suppress(OSError):  # then they are shown once more
-        UnwaitedJobs(session.state_dir).remove({job["uid"] for job in shown if job["state"] == "ended"})
+        UnwaitedJobs(session.state_dir).remove({job.uid for job in shown if job.state == "ended"})

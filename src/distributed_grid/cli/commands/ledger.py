@@ -6,13 +6,17 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from distributed_grid.cli.command_line import IntRange, Option, WordChoice, command
 from distributed_grid.cli.output import echo, format_amount, format_time, note, print_answer, printable, table
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import JsonObject
 from distributed_grid.errors import BadInput
+
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.reports import EventRecord, LendingRow, LentTotals
 
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 NAMES = {"node_id": "LENDER", "user": "BORROWER", "target_node": "FOR", "day": "DAY"}
@@ -26,22 +30,22 @@ AMOUNTS = ("LEASES", "CORE HOURS", "GB HOURS", "GPU HOURS", "HELD NOW")
     Option("--since", default="30d", show_default=True, help="How far back: 90min, 12h, 7d, 4w."),
     Option("--by", type=WordChoice(["user", "node", "day"]), help="Summed up by borrower, lender or day alone."),
 )
-def ledger(session: CliSession, since: str, by: str | None) -> None:
+def ledger(session: CliSession, since: str, by: Literal["user", "node", "day"] | None) -> None:
     """Who lent whom how much: each lender and borrower, with the hours of cores, memory and GPUs.
 
     A lease counts from its grant to its end, with what was asked for. What ended more than 30 days ago is kept as sums
     by day, and counts on the day it ended.
     """
-    report = session.query("get_lending_report", since_seconds=seconds(since), by=by or "")
-    rows, began = report["rows"], f"since {format_time(report['since'])}"
-    keys = [key for key in NAMES if rows and key in rows[0] and any(row[key] for row in rows)]
-    lines = [(*(row[key] for key in keys), *_amounts(row)) for row in rows]
+    report = session.query.get_lending_report(since_seconds=seconds(since), by=by or "")
+    rows, began = report.rows, f"since {format_time(report.since)}"
+    keys = [key for key in NAMES if any(getattr(row, key) for row in rows)]
+    lines = [(*(getattr(row, key) for key in keys), *_amounts(row)) for row in rows]
     if len(rows) > 1:
-        lines.append((*("all" if at == 0 else "" for at in range(len(keys))), *_amounts(report["total"])))
+        lines.append((*("all" if at == 0 else "" for at in range(len(keys))), *_amounts(report.total)))
     headings = (*(NAMES[key] for key in keys), *AMOUNTS)
     parts = [_table(headings, lines, left=len(keys)) if rows else f"nothing was lent {began}"]
-    if rows and report["by"] is None:
-        parts += [_totals("LENDER", "node_id", report["lenders"]), _totals("BORROWER", "user", report["borrowers"])]
+    if rows and report.by is None:
+        parts += [_totals("LENDER", "node_id", report.lenders), _totals("BORROWER", "user", report.borrowers)]
     print_answer(session, report, "\n\n".join([*(part for part in parts if part), *([began] if rows else [])]))
 
 
@@ -54,21 +58,21 @@ def seconds(word: str) -> float:
     return length
 
 
-def _totals(heading: str, key: str, rows: Sequence[dict[str, Any]]) -> str:
+def _totals(heading: str, key: str, rows: Sequence[LendingRow]) -> str:
     if len(rows) < 2:
         return ""
-    return _table((heading, *AMOUNTS), [(row[key], *_amounts(row)) for row in rows], left=1)
+    return _table((heading, *AMOUNTS), [(getattr(row, key), *_amounts(row)) for row in rows], left=1)
 
 
-def _amounts(row: dict[str, Any]) -> tuple[str, ...]:
+def _amounts(row: LentTotals) -> tuple[str, ...]:
     """The cells of a row under `AMOUNTS`."""
-    hours = [row[name] for name in ("core_hours", "gb_hours", "gpu_hours")]
+    hours = [getattr(row, name) for name in ("core_hours", "gb_hours", "gpu_hours")]
     shown = ("-" if not each else f"{each:,.2f}" if each >= 0.01 else "<0.01" for each in hours)
     kinds = (("held_cores", "cpu"), ("held_gb", "memory"), ("held_gpus", "gpu"))
-    parts = [format_amount(kind, row[name]) for name, kind in kinds if row[name]]
-    count = row["held_leases"]
+    parts = [format_amount(kind, getattr(row, name)) for name, kind in kinds if getattr(row, name)]
+    count = row.held_leases
     held = f"{count:,} lease{'' if count == 1 else 's'}: {', '.join(parts) or 'others'}" if count else "-"
-    return (f"{row['leases']:,}", *shown, held)
+    return (f"{row.leases:,}", *shown, held)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, left: int) -> str:
@@ -121,10 +125,9 @@ def events(
             lambda client: client.list_events(**options, follow=True), query_only=True, may_start=False
         )
         for _, event in following:
-            assert isinstance(event, dict)
-            if "seq" in event:
-                _show_events(session, [event])
-                options["after"] = event["seq"]
+            if isinstance(event, JsonObject) and event.seq is not None:
+                _show_events(session, [cast("EventRecord", event)])
+                options["after"] = event.seq
     elif shows_part:
         _show_part(session, filters, after)
     else:
@@ -138,37 +141,37 @@ def events(
                 _show_events(session, page)
                 if len(page) < PAGE_EVENTS:
                     return
-                after = page[-1]["seq"]
+                after = page[-1].seq
 
 
 def _show_part(session: CliSession, filters: dict[str, Any], after: int | None, *, may_start: bool = True) -> int:
     """Show `SHOWN_EVENTS` events, and say so where there are more; returns the number of the last one."""
     with session.client(query_only=True, may_start=may_start) as client:
-        found = _page(client, limit=SHOWN_EVENTS + 1, after=after, **filters)
-    is_cut = len(found) > SHOWN_EVENTS
-    shown = found[:SHOWN_EVENTS] if after is not None else found[-SHOWN_EVENTS:]
+        events = _page(client, limit=SHOWN_EVENTS + 1, after=after, **filters)
+    is_cut = len(events) > SHOWN_EVENTS
+    shown = events[:SHOWN_EVENTS] if after is not None else events[-SHOWN_EVENTS:]
     _show_events(session, shown)
     if is_cut and after is not None:
-        note(f"there are more events: --after {shown[-1]['seq']} continues, --all shows all")
+        note(f"there are more events: --after {shown[-1].seq} continues, --all shows all")
     elif is_cut:
         note(f"only the newest {SHOWN_EVENTS} events are shown: --limit N shows more of them, --all all")
-    return int(shown[-1]["seq"]) if shown else after or 0
+    return shown[-1].seq if shown else after or 0
 
 
-def _page(client: Client, **options: Any) -> list[dict[str, Any]]:
+def _page(client: Client, **options: Any) -> list[EventRecord]:
     parts = [part for _, part in client.list_events(**options)]
-    return [part for part in parts if isinstance(part, dict) and "seq" in part]
+    return [cast("EventRecord", part) for part in parts if isinstance(part, JsonObject) and part.seq is not None]
 
 
-def _show_events(session: CliSession, events: Iterable[dict[str, Any]]) -> None:
+def _show_events(session: CliSession, events: Iterable[EventRecord]) -> None:
     for event in events:
         if session.json:
             echo(json.dumps(event))
             continue
-        user, reason = event["user"], event["reason"]
-        parts = [format_time(event["time"]), event["type"].ljust(TYPE_WIDTH), event["job_id"] or event["subject"]]
-        parts += [event["data"].get("state", "")] if event["type"] == "move-advanced" else []
-        parts += [f"on {event['node_id']}"] if event["node_id"] else []
+        user, reason = event.user, event.reason
+        parts = [format_time(event.time), event.type.ljust(TYPE_WIDTH), event.job_id or event.subject]
+        parts += [event.data.get("state", "")] if event.type == "move-advanced" else []
+        parts += [f"on {event.node_id}"] if event.node_id else []
         parts += [f"by {user}"] if user else []
-        parts += [f"({reason})"] if reason not in (None, "", event["type"], f"by {user}") else []
+        parts += [f"({reason})"] if reason not in (None, "", event.type, f"by {user}") else []
         echo(printable("  ".join(parts)))

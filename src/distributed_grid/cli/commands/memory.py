@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.cli.command_line import Argument, Option, group
@@ -23,8 +23,12 @@ from distributed_grid.cli.output import (
     unique_prefixes,
 )
 from distributed_grid.cli.session import CliSession
+from distributed_grid.client.conversation import JsonObject, required
 from distributed_grid.client.memory.directory import BlockDirectoryClient, agent_directory, length_of, preference_note
 from distributed_grid.errors import Ambiguous
+
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.memory import BlockRow, MemoryStats
 
 F = TypeVar("F", bound=Callable[..., Any])
 DAY_SECONDS = 86_400.0
@@ -57,15 +61,14 @@ def memory() -> None:
 def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float, key: str) -> None:
     """Allocate a block of SIZE: 5GB, 512MB, 1.5GiB, 4096 (bytes). It is all zero."""
     with directory_of(session) as directory:
-        block = directory.call(
-            "allocate_block",
+        block = directory.allocate_block(
             request_id=uuid.uuid4().hex,
             size=size,
             preferred_node=node,
             copies=copies,
             ttl_seconds=ttl,
             name=key,
-        )["block"]
+        ).block
     _print_created(session, block, node)
 
 
@@ -73,13 +76,13 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
 def deallocate(session: CliSession, names: tuple[str, ...]) -> None:
     """Free blocks; their bytes are gone. Where one is not found, none is freed."""
     with directory_of(session, any_config=True) as directory:
-        blocks = directory.list_blocks()
-        meant = {block["block_id"]: block for block in (find_block(blocks, name) for name in names)}
-        freed = [directory.call("free_block", block_id=block_id)["block"] for block_id in meant]
+        blocks = directory.every_block()
+        meant = {block.block_id: block for block in (find_block(blocks, name) for name in names)}
+        freed = [directory.free_block(block_id=block_id).block for block_id in meant]
     print_answer(
         session,
         freed,
-        "\n".join(printable(f"block {block['block_id']}{_name_suffix(block)}: freed") for block in freed),
+        "\n".join(printable(f"block {block.block_id}{_name_suffix(block)}: freed") for block in freed),
     )
 
 
@@ -92,8 +95,8 @@ def store(session: CliSession, /, key: str, file: str, **options: Any) -> None:
     from distributed_grid.cli.memory_transfer import store_file
 
     with directory_of(session) as directory:
-        found = store_file(directory, key, file, node=options["node"], copies=options["copies"], ttl=options["ttl"])
-    _print_created(session, found, options["node"])
+        block = store_file(directory, key, file, node=options["node"], copies=options["copies"], ttl=options["ttl"])
+    _print_created(session, block, options["node"])
 
 
 @memory.command(
@@ -112,16 +115,16 @@ def retrieve(session: CliSession, name: str, output: str) -> None:
         if not to_file:
             retrieve_to_stdout(directory, name)
             return
-        found, size = retrieve_file(directory, name, output)
-    data = {**found, "path": output, "bytes": size}
-    print_answer(session, data, printable(f"wrote {output}: {format_size(size)} of block {found['block_id']}"))
+        block, size = retrieve_file(directory, name, output)
+    shown = {**cast("JsonObject", block), "path": output, "bytes": size}
+    print_answer(session, shown, printable(f"wrote {output}: {format_size(size)} of block {block.block_id}"))
 
 
 @memory.command(name="list")
 def list_(session: CliSession) -> None:
     """The blocks there are, where they are, and when they end."""
     with directory_of(session, query_only=True) as directory:
-        blocks = directory.list_blocks()
+        blocks = directory.every_block()
     print_answer(session, blocks, list_text(blocks, datetime.now(UTC)))
 
 
@@ -129,7 +132,7 @@ def list_(session: CliSession) -> None:
 def stats(session: CliSession) -> None:
     """How much of the nodes' memory blocks hold, and what nodes still lend."""
     with directory_of(session, query_only=True) as directory:
-        answer = directory.call("get_memory_stats")
+        answer = directory.get_memory_stats()
     print_answer(session, answer, stats_text(answer))
 
 
@@ -143,21 +146,21 @@ def directory_of(
     )
 
 
-def find_block(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def find_block(blocks: list[BlockRow], name: str) -> BlockRow:
     """The block with this name, this id, or the only one whose id begins so."""
     for field in ("name", "block_id"):
-        if name and (found := [block for block in blocks if block[field] == name]):
-            return found[0]
-    fitting = [block for block in blocks if fits(block["block_id"], name)]
+        if name and (named := [block for block in blocks if getattr(block, field) == name]):
+            return named[0]
+    fitting = [block for block in blocks if fits(block.block_id, name)]
     if len(fitting) > 1:
-        ids = sorted(block["block_id"] for block in fitting)
+        ids = sorted(block.block_id for block in fitting)
         raise Ambiguous(f"{name!r} fits several: {', '.join(ids[:5])}", ids)
     if not fitting:
         raise not_found("block", name)
     return fitting[0]
 
 
-def _print_created(session: CliSession, block: Mapping[str, Any], preferred: str) -> None:
+def _print_created(session: CliSession, block: BlockRow, preferred: str) -> None:
     """Show a new block, and say where another node lends than the preferred one."""
     note = preference_note(block, preferred)
     if note:
@@ -165,54 +168,54 @@ def _print_created(session: CliSession, block: Mapping[str, Any], preferred: str
     print_answer(session, block, created_text(block))
 
 
-def created_text(block: Mapping[str, Any]) -> str:
-    size, until = format_size(length_of(block)), format_time(block["expires_at"])
+def created_text(block: BlockRow) -> str:
+    size, until = format_size(length_of(block)), format_time(block.expires_at)
     where = f"{size} on {_locations(block)}{_name_suffix(block)}, until {until}"
-    return f"block {block['block_id']}\n{printable(where)}"
+    return f"block {block.block_id}\n{printable(where)}"
 
 
-def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
-    short = unique_prefixes(block["block_id"] for block in blocks)
+def list_text(blocks: list[BlockRow], now: datetime) -> str:
+    short = unique_prefixes(block.block_id for block in blocks)
     rows = [
         (
-            short[block["block_id"]],
-            block["name"],
+            short[block.block_id],
+            block.name,
             format_size(length_of(block))
-            + (f" (holds {format_size(block['size'])})" if length_of(block) > block["size"] else ""),
+            + (f" (holds {format_size(block.size)})" if length_of(block) > block.size else ""),
             _locations(block),
-            block["copies"],
-            block["state"] + (f": {block['detail']}" if block["state"] == "lost" else ""),
-            format_span((datetime.fromisoformat(block["expires_at"]) - now).total_seconds()),
+            block.copies,
+            block.state + (f": {block.detail}" if block.state == "lost" else ""),
+            format_span((datetime.fromisoformat(required(block.expires_at)) - now).total_seconds()),
         )
         for block in blocks
     ]
     return table(("ID", "KEY", "SIZE", "NODES", "COPIES", "STATE", "EXPIRES IN"), rows, empty="no blocks")
 
 
-def stats_text(found: dict[str, Any]) -> str:
+def stats_text(stats: MemoryStats) -> str:
     """Memory held in all, and node by node."""
-    count = found["blocks"]
-    parts = [f"{count} block{'' if count == 1 else 's'}, {format_size(found['bytes'])}"]
-    if found["bytes_on_disk"]:
-        parts.append(f"{format_size(found['bytes_on_disk'])} on disk")
-    parts += [f"{found[what]} {what}" for what in ("moving", "lost") if found[what]]
+    count = stats.blocks
+    parts = [f"{count} block{'' if count == 1 else 's'}, {format_size(stats.bytes)}"]
+    if stats.bytes_on_disk:
+        parts.append(f"{format_size(stats.bytes_on_disk)} on disk")
+    parts += [f"{number} {state}" for number, state in ((stats.moving, "moving"), (stats.lost, "lost")) if number]
     rows = [
         (
-            node["node"],
-            node["blocks"],
-            format_size(node["bytes"]),
-            format_size(node["free_bytes"]),
-            node["address"] if node["serving"] else "not used yet",
+            node.node,
+            node.blocks,
+            format_size(node.bytes),
+            format_size(node.free_bytes),
+            node.address if node.serving else "not used yet",
         )
-        for node in found["nodes"]
+        for node in stats.nodes
     ]
     shown = table(("NODE", "BLOCKS", "HELD", "STILL LENDS", "MEMORY SERVER"), rows, empty="no nodes")
     return f"{', '.join(parts)}\n\n{shown}"
 
 
-def _locations(block: Mapping[str, Any]) -> str:
-    return ", ".join([*block["nodes"], *(["disk"] if block["on_disk"] else [])]) or "-"
+def _locations(block: BlockRow) -> str:
+    return ", ".join([*block.nodes, *(["disk"] if block.on_disk else [])]) or "-"
 
 
-def _name_suffix(block: Mapping[str, Any]) -> str:
-    return f" as {block['name']}" if block["name"] else ""
+def _name_suffix(block: BlockRow) -> str:
+    return f" as {block.name}" if block.name else ""

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from distributed_grid.cli.command_line import Argument, FloatRange, Option, group
 from distributed_grid.cli.offload_output import (
@@ -28,7 +28,9 @@ from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import caller_node
 from distributed_grid.errors import BadInput, Conflict, Refused
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.offloading import MoveRow
+
 POLL_SECONDS = 0.2
 FAILED_ENDS = ("failed", "cancelled")
 OLD_CONSENT = "none: not valid any more"
@@ -45,6 +47,20 @@ RESERVED_NAMES = frozenset(
 """Words of the shell, and what the functions themselves need: as functions they would break it."""
 
 
+Action = Literal["enable", "disable", "reset"]
+
+
+class SeenProcess(NamedTuple):
+    """A process as a scan has shown it: only that one may be moved."""
+
+    pid_start: int = 0
+    directory: str = ""
+    shape: str = ""
+
+
+NOT_SEEN = SeenProcess()
+
+
 @group()
 def offload() -> None:
     """Find work that had better run elsewhere, and move it: never twice, never lost."""
@@ -56,7 +72,7 @@ def offload() -> None:
 )
 def scan(session: CliSession, node: str, all_: bool) -> None:
     """Processes and jobs that could run elsewhere: why, by which way, where to and how sure; and why others cannot."""
-    answer = session.query("scan_offload", node=node)
+    answer = session.query.scan_offload(node=node)
     print_answer(session, answer, "\n\n".join(scan_parts(answer, node, everything=all_)))
 
 
@@ -91,26 +107,22 @@ def execute(session: CliSession, /, **options: Any) -> int:
         raise BadInput("name a pid or a job, or use --all-recommended")
     if options["env"] and not options["consent"]:
         raise BadInput("variables travel only with your consent: add --consent to --env")
-    rows: list[Row] = []
+    rows: list[MoveRow] = []
     refused = False
     with session.client() as client:
         if options["all_recommended"]:
             chosen = []
-            for proposal in client.call("scan_offload", node=options["node"])["proposals"]:
-                if not (proposal["recommended"] and proposal["movable"]):
+            for proposal in client.scan_offload(node=options["node"]).proposals:
+                if not (proposal.recommended and proposal.movable):
                     continue
-                if proposal["needs_consent"] and not options["consent"]:
+                if proposal.needs_consent and not options["consent"]:
                     echo(
                         printable(f"grid: {subject_of(proposal)} is left: it needs your consent (--consent)"), err=True
                     )
                     continue
-                process = proposal["process"] or {}
-                identity = {
-                    "pid_start": process.get("pid_start", 0),
-                    "directory": process.get("cwd", ""),
-                    "shape": proposal["shape"] or "",
-                }
-                chosen.append((subject_of(proposal), proposal["node_id"], identity))
+                process = proposal.process or {}
+                seen = SeenProcess(process.get("pid_start", 0), process.get("cwd", ""), proposal.shape or "")
+                chosen.append((subject_of(proposal), proposal.node_id, seen))
             for subject, node, seen in chosen:
                 try:
                     rows.append(_execute(client, options, subject, node, seen))
@@ -121,17 +133,16 @@ def execute(session: CliSession, /, **options: Any) -> int:
             rows = [_execute(client, options, options["subject"], options["node"])]
         if not options["no_wait"]:
             rows = [follow_move(client, row, quiet=session.json) for row in rows]
-    text = "\n".join(row["move_id"] if options["no_wait"] else move_text(row) for row in rows)
+    text = "\n".join(row.move_id if options["no_wait"] else move_text(row) for row in rows)
     shown = rows if options["all_recommended"] else rows[0]
     print_answer(session, shown, text or "nothing is advised to move")
-    return 1 if refused or any(row["end"] in FAILED_ENDS for row in rows) else 0
+    return 1 if refused or any(row.end in FAILED_ENDS for row in rows) else 0
 
 
-def _execute(client: Client, options: Row, subject: str, node: str, seen: Row | None = None) -> Row:
+def _execute(client: Client, options: dict[str, Any], subject: str, node: str, seen: SeenProcess = NOT_SEEN) -> MoveRow:
     move_id = f"move-{os.urandom(6).hex()}"
     try:
-        answer = client.call(
-            "execute_offload",
+        answer = client.execute_offload(
             move_id=move_id,
             subject=subject,
             node=node,
@@ -140,34 +151,35 @@ def _execute(client: Client, options: Row, subject: str, node: str, seen: Row | 
             variables=list(options["env"]),
             freeze_seconds=options["freeze"],
             origin=caller_node(),
-            **(seen or {}),
+            pid_start=seen.pid_start,
+            directory=seen.directory,
+            shape=seen.shape,
         )
     except KeyboardInterrupt:
         echo(f"grid: {move_id} may have begun; see `grid offload status {move_id}`", err=True)
         raise
-    row: Row = answer["move"]
-    return row
+    return answer.move
 
 
-def follow_move(client: Client, row: Row, *, quiet: bool) -> Row:
+def follow_move(client: Client, row: MoveRow, *, quiet: bool) -> MoveRow:
     """Show a move's progress until the work runs on the other node or the move has ended; its last state."""
     line, shown, is_named = ProgressLine(), "", False
     try:
-        while row["end"] is None and row["state"] != "running":
+        while row.end is None and row.state != "running":
             text = progress_text(row)
             line.draw(lambda: progress_text(row))  # noqa: B023, drawn at once
             if text != shown and not line.is_shown and not quiet:
                 echo(text, err=True)
             shown = text
             time.sleep(POLL_SECONDS)
-            row = client.call("get_move", move_id=row["move_id"])["move"]
-            if row["left_out_files"] and not is_named:
+            row = client.get_move(move_id=row.move_id).move
+            if row.left_out_files and not is_named:
                 is_named = True
                 line.clear()
-                echo(printable(f"grid: not shipped with it: {', '.join(row['left_out_files'])}"), err=True)
+                echo(printable(f"grid: not shipped with it: {', '.join(row.left_out_files)}"), err=True)
     except KeyboardInterrupt:
         line.clear()
-        move_id = row["move_id"]
+        move_id = row.move_id
         echo(f"grid: {move_id} goes on; see `grid offload status {move_id}`, end it with `grid offload cancel "
              f"{move_id}`", err=True)  # fmt: skip
         raise
@@ -183,12 +195,12 @@ def follow_move(client: Client, row: Row, *, quiet: bool) -> Row:
 def status(session: CliSession, move_id: str | None, all_: bool) -> None:
     """The moves that go on, or everything about one, by its id or any unique prefix."""
     if move_id:
-        row = session.query("get_move", move_id=move_id)["move"]
+        row = session.query.get_move(move_id=move_id).move
         print_answer(session, row, "\n".join(move_lines(row)))
         return
-    answer = session.query("list_moves", all=all_)
-    print_answer(session, answer["moves"], moves_table(answer["moves"]))
-    if answer["more"]:
+    answer = session.query.list_moves(all=all_)
+    print_answer(session, answer.moves, moves_table(answer.moves))
+    if answer.more:
         note("only the moves that ended last are listed; `grid events --type move-ended` has all")
 
 
@@ -196,7 +208,7 @@ def status(session: CliSession, move_id: str | None, all_: bool) -> None:
 def cancel(session: CliSession, move_ids: tuple[str, ...]) -> None:
     """End moves; the original goes on as it was. Refused once it has been ended: then cancel its job."""
     with session.client(any_config=True) as client:
-        rows = [client.call("cancel_move", move_id=move_id)["move"] for move_id in move_ids]
+        rows = [client.cancel_move(move_id=move_id).move for move_id in move_ids]
     print_answer(session, rows, "\n".join(map(cancel_text, rows)))
 
 
@@ -204,19 +216,20 @@ def cancel(session: CliSession, move_ids: tuple[str, ...]) -> None:
 def consents(session: CliSession, withdraw: str) -> None:
     """The command shapes and directories whose processes you have allowed to be restarted elsewhere."""
     if withdraw:
-        session.call("withdraw_consent", shape=withdraw)
+        session.ask.withdraw_consent(shape=withdraw)
         print_answer(session, {"withdrawn": withdraw}, printable(f"processes of {withdraw} are not moved any more"))
         return
-    found = session.query("list_consents")["consents"]
+    consents = session.query.list_consents().consents
     rows = [
         (
-            *(one["shape"], printable(one["directory"] or OLD_CONSENT), ", ".join(one["variables"]), one["user"]),
-            format_time(one["given_at"]),
+            *(consent.shape, printable(consent.directory or OLD_CONSENT), ", ".join(consent.variables), consent.user),
+            format_time(consent.given_at),
         )
-        for one in found
+        for consent in consents
     ]
     empty = "no consents; grid offload execute PID --consent gives one"
-    print_answer(session, found, table(("COMMAND SHAPE", "DIRECTORY", "VARIABLES", "USER", "GIVEN"), rows, empty=empty))
+    headings = ("COMMAND SHAPE", "DIRECTORY", "VARIABLES", "USER", "GIVEN")
+    print_answer(session, consents, table(headings, rows, empty=empty))
 
 
 @offload.command(
@@ -230,13 +243,14 @@ def auto(session: CliSession, enable: bool, disable: bool, reset: bool, status: 
 
     It moves jobs that mark checkpoints or are declared restartable, and never a process of another kind.
     """
-    chosen = [name for name, given in (("enable", enable), ("disable", disable), ("reset", reset)) if given]
+    actions: tuple[tuple[Action, bool], ...] = (("enable", enable), ("disable", disable), ("reset", reset))
+    chosen = [name for name, given in actions if given]
     if len(chosen) + status > 1:
         raise BadInput("use one of --enable, --disable, --reset and --status")
     if chosen:
-        auto_offload = session.call("set_auto_offload", action=chosen[0])["auto_offload"]
+        auto_offload = session.ask.set_auto_offload(action=chosen[0]).auto_offload
     else:
-        auto_offload = session.query("get_auto_offload")["auto_offload"]
+        auto_offload = session.query.get_auto_offload().auto_offload
     print_answer(session, auto_offload, "\n".join(auto_lines(auto_offload)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
 from distributed_grid.cli.output import (
@@ -23,6 +23,9 @@ from distributed_grid.cli.output import (
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.task_descriptions import execution_fields, task_fields
 from distributed_grid.errors import BadInput
+
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.prediction import TrainingStep
 
 MAX_FILE_BYTES = 64 << 20
 MB = 1024**2
@@ -87,14 +90,14 @@ def record(session: CliSession, /, **options: Any) -> None:
         for index, entry in enumerate(entries, 1):
             if not isinstance(entry, dict) or not entry.get("task_id"):
                 raise BadInput(f"execution {index} of {file}: needs an object with a task_id")
-        for number, one in enumerate(entries, 1):
+        for number, entry in enumerate(entries, 1):
             try:
-                messages.append(execution_fields(one["task_id"], one))
+                messages.append(execution_fields(entry["task_id"], entry))
             except BadInput as problem:
                 raise BadInput(f"execution {number}: {problem}") from None
         with session.client() as client:
-            found = [client.call("record_execution", **message)["execution"] for message in messages]
-        new = sum(not one["known"] for one in found)
+            found = [client.record_execution(**message).execution for message in messages]
+        new = sum(not one.known for one in found)
         text = f"{new} recorded, {len(found) - new} known already"
         print_answer(session, {"executions": found}, text)
         return
@@ -108,9 +111,9 @@ def record(session: CliSession, /, **options: Any) -> None:
         "cpu_ms": round(1000 * options["cpu_seconds"]),
         "cut_short": options["cut_short"],
     }
-    execution = session.call("record_execution", **fields)["execution"]
-    known = "known already" if execution["known"] else "recorded"
-    text = f"{execution['task_id']} {known}: {execution['key']}, {_count(execution['samples'], 'run')}"
+    execution = session.ask.record_execution(**fields).execution
+    known = "known already" if execution.known else "recorded"
+    text = f"{execution.task_id} {known}: {execution.key}, {_count(execution.samples, 'run')}"
     print_answer(session, execution, printable(text))
 
 
@@ -123,36 +126,36 @@ def record(session: CliSession, /, **options: Any) -> None:
 def show(session: CliSession, /, **options: Any) -> None:
     """Needs of the next run of COMMAND, or of a task type; without either, all known types."""
     if not options["command"] and not options["task_type"]:
-        found = session.query("list_task_types", limit=options["limit"] or LISTED_TYPES)
+        answer = session.query.list_task_types(limit=options["limit"] or LISTED_TYPES)
         rows = [
             (
-                task_type["samples"],
-                task_type["tier"] or "-",
-                "-" if task_type["confidence"] is None else f"{task_type['confidence']:.2f}",
-                format_time(task_type["last_run_at"]),
-                task_type["key"],
+                task_type.samples,
+                task_type.tier or "-",
+                "-" if task_type.confidence is None else f"{task_type.confidence:.2f}",
+                format_time(task_type.last_run_at),
+                task_type.key,
             )
-            for task_type in found["task_types"]
+            for task_type in answer.task_types
         ]
         headings = ("RUNS", "TIER", "CONFIDENCE", "LAST RUN", "KEY")
         text = table(headings, rows, empty="no runs are known; jobs of the grid are recorded as they end")
-        print_answer(session, {"task_types": found["task_types"]}, text)
-        if found["more"] and options["limit"] is None:
+        print_answer(session, {"task_types": answer.task_types}, text)
+        if answer.more and options["limit"] is None:
             note(f"only the {LISTED_TYPES} types that ran last are listed: --limit N lists more of them")
         return
-    found = session.query("predict_task", **_task_fields(options))["prediction"]
+    needs = session.query.predict_task(**_task_fields(options)).prediction
     memory = "no limit: not known"
-    if found["memory_mb"] is not None:
-        reruns = ", ".join(map(_mb, found["rerun_memory_mb"]))
-        memory = f"{_mb(found['memory_mb'])}; should it run over: {reruns}"
+    if needs.memory_mb is not None:
+        reruns = ", ".join(map(_mb, needs.rerun_memory_mb))
+        memory = f"{_mb(needs.memory_mb)}; should it run over: {reruns}"
     facts = [("memory", memory)]
-    facts += [("run time", "not known" if found["run_seconds"] is None else format_span(found["run_seconds"], ".3g"))]
-    facts += [("cores", f"{found['cpu_cores']:.2f}")] if found["cpu_cores"] is not None else []
-    facts += [("GPU memory", _mb(found["gpu_memory_mb"]))] if found["gpu_memory_mb"] is not None else []
-    facts += [("tier", f"{found['tier']}, confidence {found['confidence']:.2f}, {_count(found['samples'], 'run')}")]
-    facts += [("why", line) for line in found["why"]]
+    facts += [("run time", "not known" if needs.run_seconds is None else format_span(needs.run_seconds, ".3g"))]
+    facts += [("cores", f"{needs.cpu_cores:.2f}")] if needs.cpu_cores is not None else []
+    facts += [("GPU memory", _mb(needs.gpu_memory_mb))] if needs.gpu_memory_mb is not None else []
+    facts += [("tier", f"{needs.tier}, confidence {needs.confidence:.2f}, {_count(needs.samples, 'run')}")]
+    facts += [("why", line) for line in needs.why]
     print_answer(
-        session, found, "\n".join(map(printable, [found["key"], *(f"  {name:<11}{value}" for name, value in facts)]))
+        session, needs, "\n".join(map(printable, [needs.key, *(f"  {name:<11}{value}" for name, value in facts)]))
     )
 
 
@@ -160,27 +163,24 @@ def show(session: CliSession, /, **options: Any) -> None:
 def train(session: CliSession) -> None:
     """Learn every type of task anew from its history, and fold runs of more than 90 days ago into summaries."""
     line = ProgressLine()
-    training: dict[str, Any] = {}
-    with session.client() as client:
-        for _, message in client.stream("train_predictor"):
-            assert isinstance(message, dict)
-            if "training" in message:
-                training = message["training"]
-            else:
-                done, total = message["trained"], message["total"]
-                line.draw(lambda: f"{progress_bar(done, total)} {done} of {_count(total, 'type')}")  # noqa: B023, at once
+
+    def show(step: TrainingStep) -> None:
+        bar = progress_bar(step.trained, step.total)
+        line.draw(lambda: f"{bar} {step.trained} of {_count(step.total, 'type')}")
+
+    training = session.ask.train_predictor(show).training
     line.clear()
     rows = [
         (
-            one["samples"],
-            "-" if one["tier_before"] is None else f"{one['tier_before']} {one['confidence_before']:.2f}",
-            f"{one['tier']} {one['confidence']:.2f}",
-            one["key"],
+            row.samples,
+            "-" if row.tier_before is None else f"{row.tier_before} {row.confidence_before:.2f}",
+            f"{row.tier} {row.confidence:.2f}",
+            row.key,
         )
-        for one in training["trained"]
+        for row in training.trained
     ]
-    end = f"{_count(len(rows), 'type')} trained in {training['seconds']:.1f} s"
-    end += f", {_count(training['folded_runs'], 'old run')} folded" if training["folded_runs"] else ""
+    end = f"{_count(len(rows), 'type')} trained in {training.seconds:.1f} s"
+    end += f", {_count(training.folded_runs, 'old run')} folded" if training.folded_runs else ""
     lines = [table(("RUNS", "BEFORE", "AFTER", "KEY"), rows, empty="")] if rows else []
     print_answer(session, training, "\n".join([*lines, end]))
 

@@ -11,10 +11,12 @@ from distributed_grid.cli.commands.status import sharing_parts
 from distributed_grid.cli.output import echo, format_unused_borrowing, named_in_part, print_answer, printable
 from distributed_grid.cli.request_options import lending_options, wait_option
 from distributed_grid.cli.session import CliSession
+from distributed_grid.client.conversation import required
 from distributed_grid.number_text import counted, plain_number
 
 if TYPE_CHECKING:
     from distributed_grid.api.answers.nodes import NodeStep
+    from distributed_grid.api.answers.reports import GridStatus
 
 MAX_NODES = 5  # how many nodes a note names
 USED = {"cpu": "CPU", "memory": "memory", "gpu": "GPUs"}
@@ -35,13 +37,13 @@ def resource_sharing() -> None:
 )
 def request(session: CliSession, /, node: str, resource_type: str, amount: float, **options: Any) -> None:
     """Borrow for a node from the others: the same as `grid boost request`."""
-    found = request_boost(session, node, resource_type, amount, options)
-    if found is None:
+    answer = request_boost(session, node, resource_type, amount, options)
+    if answer is None:
         return
-    lease = found["allocation"]
-    lines = [f"allocation {lease['allocation_id']}", lent_text(lease, lease["node_id"])]
-    lines += [BY_GRID_ALONE] if found["boost"]["enforced_by"] == "grid" else []
-    lines.append(use_text(found["boost"]))
+    lease, boost = required(answer.allocation), required(answer.boost)
+    lines = [f"allocation {lease.allocation_id}", lent_text(lease, lease.node_id)]
+    lines += [BY_GRID_ALONE] if boost.enforced_by == "grid" else []
+    lines.append(use_text(boost))
     print_answer(session, lease, "\n".join(lines))
 
 
@@ -49,22 +51,22 @@ def request(session: CliSession, /, node: str, resource_type: str, amount: float
 def status(session: CliSession) -> None:
     """Offers, allocations, how many requests wait, and which nodes cool down."""
     with session.client(query_only=True) as client:
-        answer = client.call("get_status")
-        sharing = client.call("get_config")["config"]["resource_sharing"]
-        levels = client.call("get_metrics", kind="levels")["levels"]
-    cooling = [node["node_id"] for node in answer["nodes"] if node["cooling"]]
-    shown = {
+        answer = client.get_status()
+        sharing = client.get_config().config["resource_sharing"]
+        levels = required(client.get_metrics(kind="levels").levels)
+    cooling = [node.node_id for node in answer.nodes if node.cooling]
+    shown: dict[str, Any] = {
         "enabled": sharing["enabled"],
         "mode": sharing["mode"],
         "policy": sharing["policy"],
-        "offers": answer["offers"],
-        "allocations": answer["allocations"],
-        "waiting": answer["waiting"],
+        "offers": answer.offers,
+        "allocations": answer.allocations,
+        "waiting": answer.waiting,
         "cooling": cooling,
         "notes": sharing_notes(answer, sharing, levels),
     }
     head = f"sharing is on: mode {sharing['mode']}, policy {sharing['policy']}"
-    parts = [*sharing_parts(shown, answer["omitted"]["allocations"], head), f"{answer['waiting']} waiting"]
+    parts = [*sharing_parts(answer, head if sharing["enabled"] else None), f"{answer.waiting} waiting"]
     if cooling:
         parts.append(printable(f"cooling down, lending nothing: {', '.join(cooling)}"))
     parts += [printable(note) for note in shown["notes"]]
@@ -74,9 +76,9 @@ def status(session: CliSession) -> None:
 @resource_sharing.command(Argument("allocation_id", metavar="ID"))
 def release(session: CliSession, allocation_id: str) -> None:
     """Give an allocation back, by its id or any unique prefix; a second time is harmless."""
-    answer = session.call("release_lease", allocation_id=allocation_id)
-    found = answer["allocation"]
-    print_answer(session, found, release_text(f"allocation {found['allocation_id']}", found, answer))
+    answer = session.ask.release_lease(allocation_id=allocation_id)
+    lease = answer.allocation
+    print_answer(session, lease, release_text(f"allocation {lease.allocation_id}", lease, answer))
 
 
 @resource_sharing.command(
@@ -99,7 +101,7 @@ def cooldown(session: CliSession, node: str, off: bool, wait: float) -> None:
     print_answer(session, answer, printable(f"{node}: {answer.detail}{given}"))
 
 
-def sharing_notes(found: dict[str, Any], sharing: dict[str, Any], levels: dict[str, dict[str, float]]) -> list[str]:
+def sharing_notes(status: GridStatus, sharing: dict[str, Any], levels: dict[str, dict[str, float]]) -> list[str]:
     """The issues of a grid: nothing offered, nodes that work too hard, requests that wait.
 
     `levels` are the means of the last minute: a moment's peak is no issue.
@@ -107,16 +109,16 @@ def sharing_notes(found: dict[str, Any], sharing: dict[str, Any], levels: dict[s
     notes = []
     if not sharing["enabled"]:
         notes.append("Resources not being shared: set resource_sharing.enabled to true in the config")
-    elif not found["offers"]:
-        keeps = [f"{node['node_id']}: {', '.join(node['keeps']) or 'nothing left'}" for node in found["nodes"]]
+    elif not status.offers:
+        keeps = [f"{node.node_id}: {', '.join(node.keeps) or 'nothing left'}" for node in status.nodes]
         reason = "; ".join(named_in_part(keeps, MAX_NODES))
         notes.append(
             f"Resources not being shared: {reason or 'no nodes'}; check the thresholds, can_share and max_share_… of "
             "each node"
         )
-    notes += _pressure_notes(found, levels, sharing["thresholds"])
-    if found["waiting"]:
-        count = found["waiting"]
+    notes += _pressure_notes(status, levels, sharing["thresholds"])
+    if status.waiting:
+        count = status.waiting
         notes.append(
             f"Tasks not scheduling: {count} request{' waits' if count == 1 else 's wait'}; `grid explain ID` says why: "
             "check the amounts, the affinity and the strategy"
@@ -124,15 +126,15 @@ def sharing_notes(found: dict[str, Any], sharing: dict[str, Any], levels: dict[s
     return notes
 
 
-def _pressure_notes(found: dict[str, Any], levels: dict[str, dict[str, float]], marks: dict[str, Any]) -> list[str]:
+def _pressure_notes(status: GridStatus, levels: dict[str, dict[str, float]], marks: dict[str, Any]) -> list[str]:
     """The nodes above their marks, the boosts that would relieve them, and other advice where none would."""
-    nodes = {node["node_id"]: node for node in found["nodes"]}
+    nodes = {node.node_id: node for node in status.nodes}
     texts, boosts, is_hopeless = [], [], False
     for name, used in levels.items():
         over = {kind: part for kind, part in used.items() if part > marks[f"{kind}_pressure_high"]}
         if not over or name not in nodes:
             continue
-        unused = {row["resource_type"]: row for row in nodes[name]["unused_borrowing"]}
+        unused = {row.resource_type: row for row in nodes[name].unused_borrowing}
         uses = [
             f"{USED[kind]} at {100 * part:.0f} %"
             + (f" ({format_unused_borrowing(unused[kind])})" if kind in unused else "")
@@ -142,16 +144,14 @@ def _pressure_notes(found: dict[str, Any], levels: dict[str, dict[str, float]], 
         for kind, part in over.items():
             borrower = nodes[name]
             amounts = [
-                offer["amount"]
-                for offer in found["offers"]
-                if offer["state"] == "open"
-                and offer["resource_type"] == kind
-                and offer["node_id"] != borrower["node_id"]
+                offer.amount
+                for offer in status.offers
+                if offer.state == "open" and offer.resource_type == kind and offer.node_id != borrower.node_id
             ]
             free = max(amounts, default=0.0)
             free = math.floor(free) if free >= 1 else math.floor(10 * free) / 10
-            wanted = max(math.ceil((part - marks[f"{kind}_pressure_high"]) * borrower[CAPACITIES[kind]]), 1)
-            boost = f"grid boost request {borrower['node_id']} {kind} {plain_number(min(wanted, free))}" if free else ""
+            wanted = max(math.ceil((part - marks[f"{kind}_pressure_high"]) * getattr(borrower, CAPACITIES[kind])), 1)
+            boost = f"grid boost request {borrower.node_id} {kind} {plain_number(min(wanted, free))}" if free else ""
             boosts += [boost] if boost and kind not in unused else []
             is_hopeless = is_hopeless or not (boost or kind in unused)
     if not texts:

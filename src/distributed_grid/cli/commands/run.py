@@ -10,7 +10,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, command
@@ -29,7 +29,7 @@ from distributed_grid.cli.session import CliSession
 from distributed_grid.cli.signals import HangupWatch, handled_signals, raise_keyboard_interrupt
 from distributed_grid.cli.standard_streams import HANGUP_EXIT_CODE, HungUp, OutputFailed, flush_standard_streams
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import Part
+from distributed_grid.client.conversation import JsonObject, Part, present, required
 from distributed_grid.client.job_payload import (
     caller_environment,
     check_command,
@@ -39,6 +39,9 @@ from distributed_grid.client.job_payload import (
 )
 from distributed_grid.client.operations import Operations
 from distributed_grid.errors import BadInput, GridError, TimedOut
+
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.jobs import JobDetail, JobRow
 
 WAIT_SECONDS = 300.0
 """Wait for resources of a command that is followed; a detached one waits until it starts or is cancelled."""
@@ -103,9 +106,9 @@ def run_shared(session: CliSession, /, **options: Any) -> int:
         "dry_run": options["dry_run"],
     }
 
-    def submit(client: Client) -> dict[str, Any]:
+    def submit(client: Client) -> JobDetail:
         upload = upload_for(session, client, options, submission["require"])
-        return client.call("submit_job", **submission | upload)
+        return client.submit_job(**submission | upload)
 
     return run_job(session, options, submission["request_id"], submit)
 
@@ -146,7 +149,7 @@ def upload_for(session: CliSession, client: Client, options: dict[str, Any], req
 
 
 def run_job(
-    session: CliSession, options: dict[str, Any], request_id: str, submit: Callable[[Client], dict[str, Any]]
+    session: CliSession, options: dict[str, Any], request_id: str, submit: Callable[[Client], JobDetail]
 ) -> int:
     """Submit a job and follow it to its end; the exit code. An interrupt before it is followed cancels it.
 
@@ -160,40 +163,42 @@ def run_job(
             with session.client() as client:
                 accepted = submit(client)
             if options.get("dry_run"):
-                planned = accepted["job"]
-                asked = format_amount(planned["resource_type"], planned["amount"])
-                sized = f" ({format_sizing(planned['sizing'])})" if planned["sizing"] is not None else ""
-                if planned["state"] == "queued":
-                    text = f"would wait for {asked}{sized}: " + "; ".join(accepted["reasons"])
+                planned = accepted.job
+                asked = format_amount(planned.resource_type, planned.amount)
+                sized = f" ({format_sizing(planned.sizing)})" if planned.sizing is not None else ""
+                if planned.state == "queued":
+                    verdict = "wait"
+                    text = f"would wait for {asked}{sized}: " + "; ".join(required(accepted.reasons))
                 else:
-                    text = f"would run on {planned['node_id']} with {asked}{sized}"
-                    text += f"; {printable(accepted['note'])}" if accepted.get("note") else ""
-                print_answer(session, {"verdict": "wait" if planned["state"] == "queued" else "run", **accepted}, text)
+                    verdict = "run"
+                    text = f"would run on {planned.node_id} with {asked}{sized}"
+                    text += f"; {printable(accepted.note)}" if present(accepted.note) else ""
+                print_answer(session, {"verdict": verdict, **cast("JsonObject", accepted)}, text)
                 return 0
             try:
-                job = accepted["job"]
-                if accepted.get("note"):
-                    echo(printable(f"grid: {accepted['note']}"), err=True)
+                job = accepted.job
+                if present(accepted.note):
+                    echo(printable(f"grid: {accepted.note}"), err=True)
                 if options["detach"]:
                     note_detached(session, job)
-                    print_answer(session, job, job["job_id"])
+                    print_answer(session, job, job.job_id)
                     return 0
-                if accepted.get("reasons"):
-                    echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
-                code = JobFollower(session, job["uid"], hangup).run()
+                if reasons := present(accepted.reasons):
+                    echo(f"grid: {job.job_id} waits: {'; '.join(reasons)}", err=True)
+                code = JobFollower(session, job.uid, hangup).run()
                 if options["fetch"]:
                     with hangup.may_leave():
-                        show_delivery(session, job["uid"])
+                        show_delivery(session, job.uid)
                 return code
             except (HungUp, OutputFailed) as loss:
-                return detach_job(session, accepted["job"], loss, fetches=bool(options["fetch"]))
+                return detach_job(session, accepted.job, loss, fetches=bool(options["fetch"]))
         except KeyboardInterrupt:
             with contextlib.suppress(GridError), session.client(may_start=False, any_config=True) as client:
-                client.call("cancel_job", job_id=request_id)
+                client.cancel_job(job_id=request_id)
             return 130
 
 
-def detach_job(session: CliSession, job: dict[str, Any], loss: HungUp | OutputFailed, *, fetches: bool = False) -> int:
+def detach_job(session: CliSession, job: JobRow, loss: HungUp | OutputFailed, *, fetches: bool = False) -> int:
     """Leave a job running whose terminal has closed, or whose output cannot be written; the exit code.
 
     The control plane notes it at the job, and one line says how to come back. If it `fetches`, the control plane brings
@@ -205,29 +210,29 @@ def detach_job(session: CliSession, job: dict[str, Any], loss: HungUp | OutputFa
     flush_standard_streams()  # drops what could not be written
     reason = "the terminal closed" if isinstance(loss, HungUp) else str(loss)
     with contextlib.suppress(GridError), session.running_client() as client:
-        job = client.call("detach_job", job_id=job["uid"], reason=reason[:MAX_REASON_CHARS])["job"]
-    if job["state"] != "ended":
+        job = client.detach_job(job_id=job.uid, reason=reason[:MAX_REASON_CHARS]).job
+    if job.state != "ended":
         note_detached(session, job)
     echo(f"grid: {reason}; {way_back(job, fetches=fetches)}", err=True)
     return HANGUP_EXIT_CODE if isinstance(loss, HungUp) else loss.exit_code
 
 
-def way_back(job: dict[str, Any], *, fetches: bool = False) -> str:
+def way_back(job: JobRow, *, fetches: bool = False) -> str:
     """The command that shows the output of a job without a follower; its files come by themselves."""
-    is_over = job["state"] == "ended"
+    is_over = job.state == "ended"
     state, verb = ("has ended", "see its output") if is_over else ("goes on", "follow it")
-    text = f"{job['job_id']} {state}; {verb} with: {follow_command(job)}"
+    text = f"{job.job_id} {state}; {verb} with: {follow_command(job)}"
     return f"{text}; its files come when it has ended" if fetches else text
 
 
-def note_detached(session: CliSession, job: dict[str, Any]) -> None:
+def note_detached(session: CliSession, job: JobRow) -> None:
     """Note a job for `grid jobs wait` without names; a failure does not end the job."""
     from distributed_grid.cli.unwaited_jobs import UnwaitedJobs
 
     try:
-        UnwaitedJobs(session.state_dir).add(job["uid"])
+        UnwaitedJobs(session.state_dir).add(job.uid)
     except OSError as failure:
-        echo(f"grid: to wait for {job['job_id']} name it: it could not be noted ({failure.strerror})", err=True)
+        echo(f"grid: to wait for {job.job_id} name it: it could not be noted ({failure.strerror})", err=True)
 
 
 def has_unread_input() -> bool:
@@ -271,15 +276,15 @@ def _interrupt(number: int, stack: FrameType | None) -> None:
     raise _Interrupted
 
 
-def cancel_jobs(client: Client, names: Sequence[str]) -> list[dict[str, Any]]:
+def cancel_jobs(client: Client, names: Sequence[str]) -> list[JobRow]:
     """Cancel jobs and wait a moment for their end; one that has not ended by then is still `stopping`."""
-    jobs = [client.call("cancel_job", job_id=name)["job"] for name in names]
+    jobs = [client.cancel_job(job_id=name).job for name in names]
     deadline = time.monotonic() + CANCEL_SECONDS
     for at, job in enumerate(jobs):
-        if job["state"] != "ended":
+        if job.state != "ended":
             left = max(deadline - time.monotonic(), 0.0)
             with contextlib.suppress(TimedOut):
-                jobs[at] = client.call("wait_for_job", job_id=job["uid"], timeout_seconds=left)["job"]
+                jobs[at] = client.wait_for_job(job_id=job.uid, timeout_seconds=left).job
     return jobs
 
 
@@ -290,14 +295,14 @@ class NoticePrinter:
         self.seen = 0  # the number of the last notice
         self._attempt = 1
 
-    def show(self, notice: dict[str, Any]) -> None:
+    def show(self, notice: JsonObject) -> None:
         """Print a notice, unless a stream that was interrupted has brought it before."""
-        self.seen = max(self.seen, notice["seq"])
-        if notice["notice"] == "started":
-            if notice["attempt"] <= self._attempt:
+        self.seen = max(self.seen, notice.seq)
+        if notice.notice == "started":
+            if notice.attempt <= self._attempt:
                 return
-            self._attempt = notice["attempt"]
-        echo(f"grid: {notice['message']}", err=True)
+            self._attempt = notice.attempt
+        echo(f"grid: {notice.message}", err=True)
 
 
 class JobFollower:
@@ -311,7 +316,7 @@ class JobFollower:
         self._notices = NoticePrinter()
         self._cancelled = False
         self._output_closed = False
-        self.ended_job: dict[str, Any] | None = None  # the job as it ended, once it is known
+        self.ended_job: JobRow | None = None  # the job as it ended, once it is known
 
     def run(self) -> int:
         """The exit code. HungUp and OutputFailed leave the job as it is, unless it was cancelled before."""
@@ -339,7 +344,7 @@ class JobFollower:
 
     def _cancel(self) -> None:
         self._cancelled = True
-        self._session.call("cancel_job", job_id=self._uid)
+        self._session.ask.cancel_job(job_id=self._uid)
 
     def _stream_output(self) -> int:
         def read_on(client: Operations) -> Iterator[tuple[bytes, Part]]:
@@ -357,28 +362,26 @@ class JobFollower:
                 if not self._output_closed:
                     write_output(kind, part)
             elif "dropped" in part:
-                self._seen[STDOUT if part["stream"] == "stdout" else STDERR] += part["dropped"]
-                echo(f"grid: {part['message']}", err=True)
+                self._seen[STDOUT if part.stream == "stdout" else STDERR] += part.dropped
+                echo(f"grid: {part.message}", err=True)
             elif "notice" in part:
                 self._notices.show(part)
-            elif part.get("done"):
-                job = part["job"]
+            elif part.done:
+                job = part.job
                 self.ended_job = job
                 if self._output_closed:
                     return 141
-                if job["sizing"] is not None and (overruns := job["sizing"]["overruns"]):
-                    limits = ", ".join(
-                        format_amount("memory", limit) for limit in job["sizing"]["limits_gb"][:overruns]
-                    )
+                if job.sizing is not None and (overruns := job.sizing.overruns):
+                    limits = ", ".join(format_amount("memory", limit) for limit in job.sizing.limits_gb[:overruns])
                     echo(
                         f"grid: it ran over {limits} of memory, which the grid gave it, and was run again with more",
                         err=True,
                     )
-                if job["outcome"] == "waited_too_long":
-                    raise TimedOut(f"No resource offers available: {job['detail']}")
-                if job["outcome"] == "lost":
-                    raise GridError(f"{job['job_id']} is lost: {job['detail']}")
-                if job["outcome"] not in ("exited", "signalled") and job["detail"]:
-                    echo(f"grid: {job['detail']}", err=True)
-                return int(job["shell_code"])
+                if job.outcome == "waited_too_long":
+                    raise TimedOut(f"No resource offers available: {job.detail}")
+                if job.outcome == "lost":
+                    raise GridError(f"{job.job_id} is lost: {job.detail}")
+                if job.outcome not in ("exited", "signalled") and job.detail:
+                    echo(f"grid: {job.detail}", err=True)
+                return int(job.shell_code)
         raise AssertionError("a stream ends with its last message")

@@ -11,16 +11,19 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import JsonObject
+from distributed_grid.client.operations import Operations
 from distributed_grid.errors import GridError
 from distributed_grid.posix.sockets import short_path
 from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:  # a command that names no config starts without what reads one
+    from distributed_grid.api.answers.memory import BlockRow
     from distributed_grid.config import ClusterConfig
 
 SOCKET_VARIABLE = "GRID_MEMORY_SOCKET"
@@ -30,9 +33,9 @@ EMPTY_META = '{"length": 0}'
 _PACKED_META = re.compile(r'\{"length": (\d{1,20}), "codec": "lz4"\}')
 
 
-def length_of(block: Mapping[str, Any]) -> int:
+def length_of(block: BlockRow) -> int:
     """How many bytes were stored in a block: all it has, more if they are compressed there, or none."""
-    return 0 if block["meta"] == EMPTY_META else packed_length(block["meta"]) or int(block["size"])
+    return 0 if block.meta == EMPTY_META else packed_length(block.meta) or block.size
 
 
 def packed_meta(length: int) -> str:
@@ -46,9 +49,9 @@ def packed_length(meta: str) -> int:
     return int(found[1]) if found is not None else 0
 
 
-def preference_note(block: Mapping[str, Any], preferred: str) -> str:
+def preference_note(block: BlockRow, preferred: str) -> str:
     """One line where other nodes lend a block than the preferred one; empty where there is nothing to say."""
-    nodes = block["nodes"]
+    nodes = block.nodes
     if not preferred or not nodes or preferred in nodes:
         return ""
     return f"{', '.join(nodes)} {'lends' if len(nodes) == 1 else 'lend'} it: {preferred} has no room for it"
@@ -62,7 +65,7 @@ class AgentStateDir(StateDir):
         self.socket = str(query_socket)
 
 
-class BlockDirectoryClient:
+class BlockDirectoryClient(Operations):
     """A pool of clients for any thread; each request has a connection to itself while it lasts."""
 
     def __init__(self, connect: Callable[[], Client]) -> None:
@@ -71,7 +74,7 @@ class BlockDirectoryClient:
         self._idle: list[Client] = []
         self._closed = False
 
-    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, op: str, **arguments: Any) -> JsonObject:
         """The answer to one request; raises the refusal."""
         with self._lock:
             client = self._idle.pop() if self._idle else self._connect()
@@ -86,14 +89,14 @@ class BlockDirectoryClient:
         self._release(client)
         return answer
 
-    def list_blocks(self) -> list[dict[str, Any]]:
+    def every_block(self) -> list[BlockRow]:
         """Every block, the oldest first; they come page by page, in the order of their ids."""
-        page = self.call("list_blocks")
-        found: list[dict[str, Any]] = page["blocks"]
-        while page["more"]:
-            page = self.call("list_blocks", after=found[-1]["block_id"])
-            found += page["blocks"]
-        return sorted(found, key=lambda block: str(block["created_at"]))
+        page = self.list_blocks()
+        blocks = page.blocks
+        while page.more:
+            page = self.list_blocks(after=blocks[-1].block_id)
+            blocks += page.blocks
+        return sorted(blocks, key=lambda block: str(block.created_at))
 
     def close(self) -> None:
         """Close all connections; safe to call twice."""

@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from distributed_grid.errors import BlockLost, GridError, NotFound
 
 if TYPE_CHECKING:
+    from distributed_grid.api.answers.memory import BlockRow
     from distributed_grid.client.memory.directory import BlockDirectoryClient
-    from distributed_grid.control.view_types import BlockRow
     from distributed_grid.memory.client.block_client import BlockClient
 
 RETRY_SECONDS = 5.0
@@ -118,20 +118,18 @@ class StagedBlock:
         """Extend its time, as long as it has no name."""
         with self._lock:
             if not self._is_named:
-                self._directory.call("name_block", block_id=self.block_id, name="", ttl_seconds=STAGE_SECONDS)
+                self._directory.name_block(block_id=self.block_id, name="", ttl_seconds=STAGE_SECONDS)
 
     def name(self, name: str, *, ttl_seconds: float, meta: str = "") -> BlockRow:
         """Give it its name and its time; the block that had the name is freed."""
         with self._lock:
             self._is_named = True  # from here on it may be the only block of that name: never free it
-            found = self._directory.call(
-                "name_block", block_id=self.block_id, name=name, meta=meta, ttl_seconds=ttl_seconds
-            )
-        return cast("BlockRow", found["block"])
+            answer = self._directory.name_block(block_id=self.block_id, name=name, meta=meta, ttl_seconds=ttl_seconds)
+        return answer.block
 
     def close(self) -> None:
         """Free it, unless it was named."""
         self._blocks.forget(self.block_id)
         if not self._is_named:
             with contextlib.suppress(GridError, OSError):  # never allocated, or no answer: its time ends it
-                self._directory.call("free_block", block_id=self.block_id)
+                self._directory.free_block(block_id=self.block_id)

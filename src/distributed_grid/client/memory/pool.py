@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Buffer
 
+    from distributed_grid.api.answers.memory import BlockRow
+    from distributed_grid.client.conversation import JsonObject
     from distributed_grid.client.memory.directory import BlockDirectoryClient
     from distributed_grid.client.placement_arguments import Span
-    from distributed_grid.control.view_types import BlockRow, MemoryStats
     from distributed_grid.memory.client.arrays import RemoteArray
 
 
@@ -132,7 +133,7 @@ class MemoryPool(PoolMapping):
 
     def connect(self) -> None:
         """Make sure that the control plane answers, starting one where none runs."""
-        self._call("get_memory_stats")
+        self._asked.get_memory_stats()
 
     def close(self) -> None:
         """Close the pool; safe to call twice. Blocks stay until their time is over, but are renewed no more."""
@@ -173,8 +174,7 @@ class MemoryPool(PoolMapping):
         meta: str = "",
     ) -> str:
         blocks = self._blocks
-        found = self._call(
-            "allocate_block",
+        answer = self._asked.allocate_block(
             request_id=block_id,
             size=_integer(size, "the size of a block"),
             preferred_node=preferred_node or "",
@@ -184,43 +184,46 @@ class MemoryPool(PoolMapping):
             name=name,
             meta=meta,
         )
-        blocks.add_location(found)
-        note = preference_note(found["block"], preferred_node or "")
+        blocks.add_location(cast("JsonObject", answer))
+        note = preference_note(answer.block, preferred_node or "")
         if note:
             log.warning("%s", note)
         if ttl is None:
-            term = float(found["block"]["term_seconds"])
-            self._renewals.add(self._session, term / 3, partial(self._call, "renew_blocks", session=self._session))
+            again = partial(self._directory.renew_blocks, session=self._session)
+            self._renewals.add(self._session, answer.block.term_seconds / 3, again)
         return block_id
 
     def deallocate(self, block_id: str) -> None:
         """Free a block; its bytes are gone. NotFound where there is none (any more)."""
         blocks = self._blocks
-        found = self._call("free_block", block_id=block_id)
-        blocks.forget(found["block"]["block_id"])
+        blocks.forget(self._asked.free_block(block_id=block_id).block.block_id)
 
-    def find(self, block_id: str = "", *, name: str = "") -> BlockRow:
+    def find(self, block_id: str = "", *, name: str = "") -> dict[str, Any]:
         """The grid's record of a block, by its id, any unique prefix, or its name.
 
         A node that is just coming back is waited for; Unreachable where it does not.
         """
+        return cast("JsonObject", self.look_up(block_id, name=name))
+
+    def look_up(self, block_id: str = "", *, name: str = "") -> BlockRow:
+        """The same record, with its fields as attributes."""
         deadline, pause = time.monotonic() + FIND_SECONDS, 0.01
         while True:
             try:
-                found = self._call("find_block", block_id=block_id, name=name)
+                answer = self._asked.find_block(block_id=block_id, name=name)
                 break
             except Unreachable:
                 if time.monotonic() + pause > deadline:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 0.5)
-        self._blocks.add_location(found)
-        return cast("BlockRow", found["block"])
+        self._blocks.add_location(cast("JsonObject", answer))
+        return answer.block
 
     def read(self, block_id: str, size: int | None = None, offset: int = 0) -> bytes:
         """So many bytes of a block, from an offset on; without a size all to its end."""
         if size is None:
-            size = length_of(self.find(block_id)) - _integer(offset, "an offset")
+            size = length_of(self.look_up(block_id)) - _integer(offset, "an offset")
         size, offset = _integer(size, "the size of a read"), _integer(offset, "an offset")
         full_id = self._full_id(block_id)
         packed = self._packed_value(full_id) if size > 0 else None
@@ -248,14 +251,13 @@ class MemoryPool(PoolMapping):
         full_id = self._full_id(block_id)
         return self._blocks.map(full_id) if self._packed_value(full_id) is None else None
 
-    def list_blocks(self) -> list[BlockRow]:
+    def list_blocks(self) -> list[dict[str, Any]]:
         """Every block there is."""
-        self._check_open()
-        return self._directory.list_blocks()
+        return cast("list[dict[str, Any]]", self._asked.every_block())
 
-    def stats(self) -> MemoryStats:
+    def stats(self) -> dict[str, Any]:
         """How much of the pool is used and where, and what this program has moved."""
-        return cast("MemoryStats", {**self._call("get_memory_stats"), "transfers": self._blocks.stats()})
+        return {**cast("JsonObject", self._asked.get_memory_stats()), "transfers": self._blocks.stats()}
 
     @contextlib.contextmanager
     def staged(self, size: int, preferred_node: str | None = None, *, copies: int = 1) -> Iterator[StagedBlock]:
@@ -300,7 +302,7 @@ class MemoryPool(PoolMapping):
             stage.name(name, ttl_seconds=KEY_SECONDS if ttl is None else _seconds(ttl), meta=meta)
         self._renewals.remove(f"key {name}")
         if ttl is None:
-            again = partial(self._call, "name_block", block_id=stage.block_id, name=name, ttl_seconds=KEY_SECONDS)
+            again = partial(self._directory.name_block, block_id=stage.block_id, name=name, ttl_seconds=KEY_SECONDS)
             self._renewals.add(f"key {name}", KEY_SECONDS / 3, again)
         return stage.block_id
 
@@ -308,30 +310,29 @@ class MemoryPool(PoolMapping):
         """The data stored under a name; NotFound where there is none."""
         check_name(name)
         for left in reversed(range(MAX_TRIES)):
-            found = self.find(name=name)
+            block = self.look_up(name=name)
             try:
-                return self.read(found["block_id"], length_of(found))
+                return self.read(block.block_id, length_of(block))
             except NotFound:  # replaced just now: the next try finds the new one
                 if not left:
                     raise
             finally:  # it is looked up again anyway, and a name has another block each time it is set
-                self._blocks.forget(found["block_id"])
-                self._packed.pop(found["block_id"], None)
+                self._blocks.forget(block.block_id)
+                self._packed.pop(block.block_id, None)
         raise AssertionError("unreachable")
 
     def remove(self, name: str) -> None:
         """Free the block of this name; NotFound where there is none."""
         check_name(name)
         self._renewals.remove(f"key {name}")
-        found = self._call("free_block", name=name)
-        self._blocks.forget(found["block"]["block_id"])
+        self._blocks.forget(self._asked.free_block(name=name).block.block_id)
 
     def has(self, name: str) -> bool:
         """Whether a block has this name; also where its bytes are lost."""
         if not name:
             return False
         try:
-            self.find(name=name)
+            self.look_up(name=name)
         except NotFound:
             return False
         except BlockLost:
@@ -340,7 +341,7 @@ class MemoryPool(PoolMapping):
 
     def names(self) -> list[str]:
         """The names of all blocks that have one."""
-        return [block["name"] for block in self.list_blocks() if block["name"]]
+        return [block.name for block in self._asked.every_block() if block.name]
 
     def put_array(
         self,
@@ -380,12 +381,10 @@ class MemoryPool(PoolMapping):
         """The array in a block, to be read and written where it is, part by part."""
         from distributed_grid.memory.client.arrays import RemoteArray, parse_array_meta
 
-        found = self.find(block_id, name=name)
-        remote = RemoteArray(self._blocks, found["block_id"], *parse_array_meta(found["meta"], found["block_id"]))
-        if remote.nbytes > found["size"]:
-            raise BadInput(
-                f"block {found['block_id']} has {found['size']:,} bytes, its array would have {remote.nbytes:,}"
-            )
+        block = self.look_up(block_id, name=name)
+        remote = RemoteArray(self._blocks, block.block_id, *parse_array_meta(block.meta, block.block_id))
+        if remote.nbytes > block.size:
+            raise BadInput(f"block {block.block_id} has {block.size:,} bytes, its array would have {remote.nbytes:,}")
         return remote
 
     def _packed_value(self, block_id: str) -> PackedValue | None:
@@ -403,15 +402,14 @@ class MemoryPool(PoolMapping):
 
     def _full_id(self, block_id: str) -> str:
         """The whole id, where a prefix may have been given."""
-        return block_id if len(block_id) == ID_LENGTH else self.find(block_id)["block_id"]
+        return block_id if len(block_id) == ID_LENGTH else self.look_up(block_id).block_id
 
-    def _call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        self._check_open()
-        return self._directory.call(op, **arguments)
-
-    def _check_open(self) -> None:
+    @property
+    def _asked(self) -> BlockDirectoryClient:
+        """The directory, for a pool that is open."""
         if self._closed:
             raise Refused("the memory pool is shut down")
+        return self._directory
 
 
 def check_name(name: str) -> str:

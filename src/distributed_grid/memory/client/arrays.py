@@ -72,12 +72,15 @@ def parse_index(index: Any, shape: Sequence[int]) -> Selection:
     """Selection of a basic index in an array of this shape; IndexError for an invalid one."""
     entries = index if isinstance(index, tuple) else (index,)
     for entry in entries:
-        if not (entry is Ellipsis or isinstance(entry, slice) or _is_number(entry)):
+        # True and False are masks to NumPy.
+        is_mask = isinstance(entry, bool) or getattr(entry, "shape", ()) != () or "bool" in type(entry).__name__
+        is_number = hasattr(entry, "__index__") and not is_mask
+        if not (entry is Ellipsis or isinstance(entry, slice) or is_number):
             raise IndexError(
                 f"a remote array is indexed by whole numbers, slices and ..., not by {type(entry).__name__}; "
                 "take a slice first and index that: array[10:20][mask]"
             )
-    # One entry for every axis: `...` and what is missing stand for whole axes.
+    # One entry for every axis: `...` and missing entries stand for whole axes.
     axes = len(shape)
     dots = sum(entry is Ellipsis for entry in entries)
     missing = axes - (len(entries) - dots)
@@ -92,13 +95,6 @@ def parse_index(index: Any, shape: Sequence[int]) -> Selection:
     parts = [_axis(entry, size, axis) for axis, (entry, size) in enumerate(zip(indexes, shape, strict=True))]
     dropped = tuple(not isinstance(entry, slice) for entry in indexes)
     return Selection(tuple(axis for axis, _ in parts), tuple(turned for _, turned in parts), dropped)
-
-
-def _is_number(entry: object) -> bool:
-    """True for an integer index; True and False are masks to NumPy."""
-    if isinstance(entry, bool) or getattr(entry, "shape", ()) != () or "bool" in type(entry).__name__:
-        return False
-    return hasattr(entry, "__index__")
 
 
 def _axis(entry: Any, size: int, axis: int) -> tuple[Axis, bool]:
@@ -267,7 +263,9 @@ class RemoteArray:
     def __getitem__(self, index: Any) -> Any:
         """Selected part as a new array; a single element as a NumPy scalar."""
         selection = parse_index(index, self.shape)
-        selected = _orient(self._read(selection), selection)
+        axes = zip(selection.dropped, selection.backwards, strict=True)
+        chosen = tuple(0 if dropped else slice(None, None, -1 if turned else 1) for dropped, turned in axes)
+        selected = self._read(selection)[(*chosen, ...)]
         has_dots = any(word is Ellipsis for word in (index if isinstance(index, tuple) else (index,)))
         return selected if has_dots else selected[()]
 
@@ -367,14 +365,6 @@ def _batches(runs: Iterator[ByteRun]) -> Iterator[list[ByteRun]]:
         size += run.length
     if batch:
         yield batch
-
-
-def _orient(found: NDArray[Any], selection: Selection) -> NDArray[Any]:
-    """Read data, reversed where the index is, without the axes indexed by a number."""
-    parts = zip(selection.dropped, selection.backwards, strict=True)
-    chosen = tuple(0 if dropped else slice(None, None, -1 if turned else 1) for dropped, turned in parts)
-    view: NDArray[Any] = found[(*chosen, ...)]
-    return view
 
 
 def _broadcast(value: NDArray[Any], selection: Selection) -> NDArray[Any]:

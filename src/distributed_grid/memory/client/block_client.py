@@ -1,8 +1,8 @@
 """Client of memory blocks: reads and writes them by their ids, wherever their copies are.
 
 A move, a crash of a server or an expired ticket is a delay, not an error, until the retry budget is spent. A read comes
-from the first copy, and what is corrupt there from the next. A write goes to all copies, the first one last, and
-returns when all have it: data of a write that failed may appear later, but what was read once never vanishes.
+from the first copy, and corrupt parts from the next. A write goes to all copies, the first one last, and
+returns when all have it: data of a write that failed may appear later, but data that was read once never vanishes.
 
 A transfer uses one connection, or several at once, batched by server.
 """
@@ -38,7 +38,28 @@ def transfer(pool: ConnectionPool, location: CopyLocation, queue: TransferQueue,
     if not queue:
         return
     if streams > 1 and len(queue) >= MIN_RANGES_PER_TRANSFER:
-        _transfer_in_streams(pool, location, queue, move, streams)
+        share = max(MIN_RANGES_PER_TRANSFER // 2, -(-len(queue) // streams))
+        parts: list[TransferQueue] = []
+        while queue:
+            parts.append(queue.take_batch(share))
+        errors: list[BaseException] = []
+
+        def run(part: TransferQueue) -> None:
+            try:
+                _transfer_over_one(pool, location, part, move)
+            except BaseException as error:  # the outermost frame of a thread: raised below, to the caller
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(part,), daemon=True) for part in parts[1:]]
+        for thread in threads:
+            thread.start()
+        run(parts[0])
+        for thread in threads:
+            thread.join()
+        for part in reversed(parts):
+            queue.give_back(part)
+        if errors:
+            raise errors[0]
     else:
         _transfer_over_one(pool, location, queue, move)
 
@@ -47,33 +68,6 @@ def _transfer_over_one(pool: ConnectionPool, location: CopyLocation, queue: Tran
     with pool.connection(location) as connection:
         queue.bind_handle(connection.open(location.ticket).handle)
         move(location, connection, queue)
-
-
-def _transfer_in_streams(
-    pool: ConnectionPool, location: CopyLocation, queue: TransferQueue, move: Move, streams: int
-) -> None:
-    share = max(MIN_RANGES_PER_TRANSFER // 2, -(-len(queue) // streams))
-    parts: list[TransferQueue] = []
-    while queue:
-        parts.append(queue.take_batch(share))
-    errors: list[BaseException] = []
-
-    def run(part: TransferQueue) -> None:
-        try:
-            _transfer_over_one(pool, location, part, move)
-        except BaseException as error:  # the outermost frame of a thread: raised below, to the caller
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(part,), daemon=True) for part in parts[1:]]
-    for thread in threads:
-        thread.start()
-    run(parts[0])
-    for thread in threads:
-        thread.join()
-    for part in reversed(parts):
-        queue.give_back(part)
-    if errors:
-        raise errors[0]
 
 
 def transfer_many(
@@ -111,7 +105,7 @@ class WriteProgress:
         self.left: dict[str, TransferQueue] = {}
 
     def resume(self, block: BlockLocation) -> None:
-        """Go on with the copies of this generation."""
+        """Continue with the copies of this generation."""
         names = [location.copy for location in block.copies]
         if block.generation == self._generation and set(names) == self.left.keys():
             return
@@ -121,7 +115,7 @@ class WriteProgress:
 
 
 class RetryBudget:
-    """How long an operation on a block is retried before `TimedOut`, with exponential backoff."""
+    """Time for retries of an operation on a block before `TimedOut`, with exponential backoff."""
 
     def __init__(self, block_id: str, seconds: float) -> None:
         self._block_id = block_id
@@ -160,8 +154,8 @@ log = logging.getLogger(__name__)
 class BlockDirectory(Protocol):
     """Where locations of blocks are looked up: the control plane."""
 
-    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Answer of the directory; raises NotFound, BlockLost and Unreachable."""
+    def find_block(self, *, block_id: str) -> Any:
+        """The JSON answer about a block; raises NotFound, BlockLost and Unreachable."""
 
 
 class BlockClient:
@@ -207,7 +201,7 @@ class BlockClient:
             if block is not None:
                 return block
             try:
-                answer = self._directory.call("find_block", block_id=block_id)
+                answer = self._directory.find_block(block_id=block_id)
             except Unreachable as error:
                 budget.wait(str(error))
                 continue
@@ -305,7 +299,7 @@ class BlockClient:
             ranges.append((block_id, buffer.view, offset))
         for start in range(0, len(ranges), MAX_BATCH):
             batch = ranges[start : start + MAX_BATCH]
-            self._transfer_many(batch, _first_copy, self._compression.read, self.read_into)
+            self._transfer_many(batch, lambda block: block.copies[:1], self._compression.read, self.read_into)
         return [buffer.to_bytes() for buffer in buffers]
 
     # ------------------------------------------------------------------ writing
@@ -374,29 +368,25 @@ class BlockClient:
                 attempt(block)
                 return
             except StatusError as error:
-                self._after_refusal(error.status, block, budget, verb)
+                node = block.copies[0].node
+                refusal = f"{node}: {error.status.name.lower()}"
+                if error.status is FrameStatus.CORRUPT:
+                    raise Corrupt(f"block {block.block_id}: what {node} holds is not what was written") from error
+                if error.status is FrameStatus.BAD:
+                    raise ProtocolError(f"the memory server of {node} did not understand a {verb}") from error
+                self._invalidate(block)
+                if error.status in _OUT_OF_DATE:
+                    budget.wait(refusal, retry_at_once=budget.last_problem != refusal)
+                elif error.status is FrameStatus.FROZEN or not budget.is_refused_for_good():
+                    budget.wait(refusal)
+                elif error.status is FrameStatus.FULL:
+                    raise Refused(f"{node} has no room for block {block.block_id}") from error
+                else:
+                    raise Refused(f"{node} does not accept the ticket for a {verb} of {block.block_id}") from error
             except ConnectionBroken as problem:
                 self._invalidate(block)
                 budget.wait(str(problem))
             self._retries += 1
-
-    def _after_refusal(self, status: FrameStatus, block: BlockLocation, budget: RetryBudget, verb: str) -> None:
-        """Wait before the next try, or raise what retrying will not change."""
-        node = block.copies[0].node
-        problem = f"{node}: {status.name.lower()}"
-        if status is FrameStatus.CORRUPT:
-            raise Corrupt(f"block {block.block_id}: what {node} holds is not what was written")
-        if status is FrameStatus.BAD:
-            raise ProtocolError(f"the memory server of {node} did not understand a {verb}")
-        self._invalidate(block)
-        if status in _OUT_OF_DATE:
-            budget.wait(problem, retry_at_once=budget.last_problem != problem)
-        elif status is FrameStatus.FROZEN or not budget.is_refused_for_good():
-            budget.wait(problem)
-        elif status is FrameStatus.FULL:
-            raise Refused(f"{node} has no room for block {block.block_id}")
-        else:
-            raise Refused(f"{node} does not accept the ticket for a {verb} of {block.block_id}")
 
     # ------------------------------------------------------------------ mapping
 
@@ -428,17 +418,11 @@ class BlockClient:
     # ------------------------------------------------------------------ counters and closing
 
     def stats(self) -> dict[str, int | float]:
-        """Bytes sent and received, plain and on the wire, and the number of retries."""
         return {**self._compression.stats(), "moves": self._moves, "retries": self._retries}
 
     def close(self) -> None:
-        """Close all connections. Safe twice."""
         self._pool.close()
         self._maps.clear()
-
-
-def _first_copy(block: BlockLocation) -> tuple[CopyLocation, ...]:
-    return block.copies[:1]
 
 
 def _first_copy_last(block: BlockLocation) -> tuple[CopyLocation, ...]:

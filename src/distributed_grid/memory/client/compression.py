@@ -131,8 +131,7 @@ class AdaptiveCompression:
                 self._compressed_wire += wire
 
     def _round_size(self, link: LinkStats, connection: ServerConnection) -> int:
-        """How many ranges to decide about at once: between rounds a link stands still for a moment, so a fast one gets
-        long rounds."""
+        """Number of ranges per decision: between rounds a link is idle for a moment, so a fast one gets long rounds."""
         if not self._is_adaptive(connection):
             return ALL_RANGES
         if not link.plain_rate:

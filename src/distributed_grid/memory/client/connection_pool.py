@@ -113,7 +113,7 @@ class ConnectionPool:
             _close_all(idle)
         connection = self._pop_idle(location.server_key) or self._connect(location)
         if location.server_key in self._broken:
-            with self._severing:  # who comes meanwhile waits until it is done
+            with self._severing:  # other threads wait until it is done
                 for nonce in list(self._broken.get(location.server_key, ())):
                     try:
                         connection.sever(nonce)

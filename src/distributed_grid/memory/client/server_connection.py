@@ -13,14 +13,14 @@ import os
 import secrets
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import pack
 from typing import Final, NamedTuple
 
 import lz4.block
 
 from distributed_grid.errors import GridError
-from distributed_grid.memory.client.transfer_queue import SMALL_BYTES, WINDOW, ChunkRange, TransferQueue
+from distributed_grid.memory.client.transfer_queue import SMALL_BYTES, WINDOW, TransferQueue
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
     ANSWER_MAGIC,
@@ -78,7 +78,7 @@ class ServerConnection:
         self._nonces = (secrets.token_bytes(NONCE_BYTES), b"")
         self._seq = 0  # of the last request
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._start = self._end = 0  # what is received and not consumed
+        self._start = self._end = 0  # received and unread part of the buffer
         self._compressed = memoryview(b"")  # where compressed answers are received
 
     # ------------------------------------------------------------------ connecting
@@ -145,7 +145,7 @@ class ServerConnection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether nothing has come, not even the end, since the last answer."""
+        """True if nothing was received since the last answer, not even the end."""
         if self._start != self._end:
             return False
         try:
@@ -161,9 +161,8 @@ class ServerConnection:
 
     def open(self, ticket: Ticket) -> Opened:
         """Open a copy by its ticket; the server has to prove that it knows the ticket's secret."""
-        found = self.opened.get(ticket.claims)
-        if found is not None:
-            return found
+        if (opened := self.opened.get(ticket.claims)) is not None:
+            return opened
         proof = client_proof(ticket.secret, *self._nonces, ticket.claims)
         body = self._request(Op.OPEN, body=len(ticket.claims).to_bytes(2, "little") + ticket.claims + proof)
         expected = server_proof(ticket.secret, *self._nonces, ticket.claims)
@@ -231,15 +230,15 @@ class ServerConnection:
         with queue:
             while queue.may_send or queue.in_flight:
                 if queue.may_send and queue.in_flight <= queue.window // 2:
-                    count = min(queue.window, len(queue))
-                    self._send([self._read_header(queue.take(), compress) for _ in range(count)])
+                    requests: list[bytes | memoryview] = []
+                    for _ in range(min(queue.window, len(queue))):
+                        item = queue.take()
+                        flags = COMPRESSED if compress else STEADY if item.is_retry else 0
+                        requests.append(self._header(Op.READ, flags, item.handle, len(item.view), 0, item.offset))
+                    self._send(requests)
                 status = self._receive_range(queue.oldest.view, seq)
                 seq += 1
                 queue.acknowledge(status)
-
-    def _read_header(self, item: ChunkRange, compress: bool) -> bytes:
-        flags = COMPRESSED if compress else STEADY if item.is_retry else 0
-        return self._header(Op.READ, flags, item.handle, len(item.view), 0, item.offset)
 
     def _receive_range(self, view: memoryview, seq: int) -> int:
         size = len(view)
@@ -299,12 +298,9 @@ class ServerConnection:
         with queue:
             while queue.may_send or queue.in_flight:
                 while queue.may_send and queue.in_flight < queue.window:
-                    item = queue.take()
-                    parts = self._write_parts(
-                        item.handle, item.offset, item.view, digest_of(item.view), compress=compress
-                    )
-                    room = CHUNK_BYTES - len(item.view)
-                    while queue.next_fits(room) and len(parts) < MAX_PARTS:
+                    parts: list[bytes | memoryview] = []
+                    room = CHUNK_BYTES
+                    while not parts or (queue.next_fits(room) and len(parts) < MAX_PARTS):
                         item = queue.take()
                         parts += self._write_parts(
                             item.handle, item.offset, item.view, digest_of(item.view), compress=compress
@@ -356,7 +352,7 @@ class ServerConnection:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self.sock.setsockopt(socket.SOL_SOCKET, option, pack("@ll", seconds, 0))
 
-    def _send(self, parts: list[bytes | memoryview] | list[bytes]) -> None:
+    def _send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send all of these, in as few calls as possible."""
         try:
             if self._is_tls:
@@ -367,7 +363,10 @@ class ServerConnection:
             sent = self.sock.sendmsg(parts)
             while sent < left:
                 left -= sent
-                parts = _rest(parts, sent)
+                while sent >= len(parts[0]):
+                    sent -= len(parts[0])
+                    parts = parts[1:]
+                parts = [memoryview(parts[0])[sent:], *parts[1:]]
                 sent = self.sock.sendmsg(parts)
         except (OSError, ValueError) as error:
             raise self._broken(error) from None
@@ -417,17 +416,6 @@ class ServerConnection:
         self.close()
         waited = isinstance(error, BlockingIOError | TimeoutError)
         return ConnectionBroken(f"no answer for {ANSWER_SECONDS} s" if waited else str(error) or type(error).__name__)
-
-
-def _rest(parts: list[bytes | memoryview] | list[bytes], sent: int) -> list[bytes | memoryview]:
-    left: list[bytes | memoryview] = []
-    for part in parts:
-        if sent >= len(part):
-            sent -= len(part)
-        else:
-            left.append(memoryview(part)[sent:])
-            sent = 0
-    return left
 
 
 def _is_loopback(sock: socket.socket) -> bool:

@@ -1,7 +1,7 @@
 """Buffers of a transfer, filled in place, and its work list: the chunk ranges that are still to be moved.
 
 Python's own ways to get `bytes` from a socket copy once more: for a block of a gigabyte that is a second gigabyte and a
-third of the time. The C API allows to write an object with one owner until it is given to somebody. `ReadBuffer` asks
+third of the time. The C API allows to write an object with one owner until it is shared. `ReadBuffer` asks
 for huge pages, because otherwise every 4 KiB of a new buffer cost a fault; a thread populates them ahead of the data,
 because on a virtual machine a page may have to come from the host first. All of this relies on CPython's reference
 counts: elsewhere, free-threaded builds included, data are received into a `bytearray` and copied.
@@ -108,9 +108,9 @@ class TransferQueue:
     """Ranges still to be moved, in order; a range is queued, in flight, or done and gone.
 
     A connection moves ranges inside `with queue:`, by `take` (queued to in flight) and `acknowledge` (the oldest one in
-    flight is answered). Leaving the block, in whatever way, puts all that is not done back at the front, in order, and
+    flight is answered). Leaving the block, in any way, puts all unfinished ranges back at the front, in order, and
     raises `StatusError` where the server refused a range. So an empty queue means that everything was moved, and a
-    transfer that failed goes on with the same queue on another connection or to another copy.
+    transfer that failed continues with the same queue on another connection or to another copy.
     """
 
     def __init__(self, ranges: Iterable[ChunkRange] = ()) -> None:
@@ -209,7 +209,6 @@ class TransferQueue:
         return bool(self._queued) and len(self._queued[0].view) < room
 
     def take(self) -> ChunkRange:
-        """Next range, now in flight."""
         item = self._queued.popleft()
         self._in_flight.append(item)
         return item

@@ -220,27 +220,27 @@ class ControlSocket:
 
     def receive(self) -> list[tuple[Message, list[int]]]:
         """The messages that have arrived, with descriptors, which the caller closes. EOFError at the end."""
-        found: list[tuple[Message, list[int]]] = []
+        received: list[tuple[Message, list[int]]] = []
         for _ in range(256):
             try:
                 packed, fds = receive_descriptors(self.sock, MAX_MESSAGE_BYTES, BATCH_SIZE + 1)
             except BlockingIOError:
-                return found
+                return received
             except ConnectionResetError:
-                continue  # reported once, before what was sent earlier: that can still be received
+                continue  # reported once, before earlier messages: those can still be received
             except OSError:
                 packed, fds = b"", []
             if not packed:
-                if found:
-                    return found  # the end is seen again next time
+                if received:
+                    return received  # the end is seen again next time
                 raise EOFError
             try:
-                found.append((decode(packed), fds))
+                received.append((decode(packed), fds))
             except ProtocolError:
-                for received in (fds, *(fds for _, fds in found)):
-                    close_all(received)
+                for descriptors in (fds, *(fds for _, fds in received)):
+                    close_all(descriptors)
                 raise
-        return found
+        return received
 
     def close(self) -> None:
         """Close it; safe twice."""

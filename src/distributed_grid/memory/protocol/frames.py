@@ -47,7 +47,7 @@ OPENED: Final = struct.Struct("<IQQB")  # handle, generation, size, whether the 
 STAT: Final = struct.Struct("<QQQB")  # size, generation, chunks written, whether it is frozen
 
 COMPRESSED: Final = 1  # of a WRITE: the payload is an lz4 block; of a READ: the answer may be one
-STEADY: Final = 4  # of a READ: a consistent snapshot, even where somebody writes meanwhile
+STEADY: Final = 4  # of a READ: a consistent snapshot, also during a write
 ZEROS: Final = 2  # of an answer: the data are zeros, and none follow
 
 MAX_OPEN_BYTES: Final = 2 + 1024 + PROOF_BYTES

@@ -1,8 +1,8 @@
 """Connection of one client to a memory server: a state machine over a non-blocking socket.
 
 Lengths are checked before anything is allocated; an unreadable message ends the connection, an invalid one gets a
-status. A payload is received whole and checked before anything changes. No turn moves more than about a MiB, so nobody
-waits long for anybody.
+status. A payload is received whole and checked before anything changes. No turn moves more than about a MiB, so no
+client waits long for another.
 
 A ticket opens a handle. Both sides prove that they know the ticket's secret, with nonces of this connection, so that an
 overheard proof is of no use on another one. A handle is checked anew with every request: its copy may have moved, and
@@ -100,7 +100,7 @@ class ClientStream:
         self.is_tls = isinstance(sock, ssl.SSLSocket)
         self.is_handshaken = not self.is_tls
         self.inbox = memoryview(bytearray(INBOX_BYTES))
-        self.start = self.end = 0  # what is in the inbox and not consumed
+        self.start = self.end = 0  # unread part of the inbox
         self.is_drained = False
         self.out: deque[tuple[bytes | bytearray | memoryview | FilePart, Slot | None]] = deque()
         self.out_bytes = 0
@@ -313,7 +313,6 @@ class Handles:
         return FrameStatus.OK, handle
 
     def close(self, number: int) -> None:
-        """Close a handle, if it is open."""
         self._opened.pop(number, None)
 
     def clear(self) -> None:
@@ -353,7 +352,7 @@ class ClientConnection(ClientStream):
         return bool(self.out) or self._header is not None or self.start != self.end
 
     def run_turn(self) -> bool:
-        """Do what can be done now, up to a limit; True where there is more. OSError and `ConnectionClosed` end it."""
+        """Serve the requests at hand, up to a limit; True if there is more. OSError and `ConnectionClosed` end it."""
         if not self.is_handshaken and not self.continue_handshake():
             return False
         left = TURN_BYTES
@@ -455,7 +454,22 @@ class ClientConnection(ClientStream):
                 self._handles.close(number)
                 self._answer(FrameStatus.OK, seq)
             else:
-                self._perform_small(op, number, seq)
+                status, handle = self._handles.find(number, FILL if op == Op.FILL_END else 0)
+                if handle is None:
+                    self._answer(status, seq)
+                elif op == Op.FILL_END:
+                    self._answer(self._store.end_fill(handle.backing), seq)
+                elif op == Op.STAT:
+                    backing = handle.backing
+                    written = sum(map(bool, backing.digests))
+                    self._answer(
+                        FrameStatus.OK, seq, STAT.pack(backing.size, backing.generation, written, backing.frozen)
+                    )
+                elif not self.is_local or not permits(handle.claims.rights, READ):
+                    self._answer(FrameStatus.DENIED, seq)
+                else:
+                    self.out_fds.append(os.open(f"/proc/self/fd/{handle.backing.fd}", os.O_RDONLY | os.O_CLOEXEC))
+                    self._answer(FrameStatus.OK, seq)
         finally:
             if slot is not None:
                 self._store.staging.release(slot)
@@ -546,22 +560,6 @@ class ClientConnection(ClientStream):
             return FrameStatus.CORRUPT
         self._store.counters.wire_in += wire
         return self._store.write(backing, offset, slot, length, digest)
-
-    def _perform_small(self, op: int, number: int, seq: int) -> None:
-        status, handle = self._handles.find(number, FILL if op == Op.FILL_END else 0)
-        if handle is None:
-            self._answer(status, seq)
-        elif op == Op.FILL_END:
-            self._answer(self._store.end_fill(handle.backing), seq)
-        elif op == Op.STAT:
-            backing = handle.backing
-            written = sum(map(bool, backing.digests))
-            self._answer(FrameStatus.OK, seq, STAT.pack(backing.size, backing.generation, written, backing.frozen))
-        elif not self.is_local or not permits(handle.claims.rights, READ):
-            self._answer(FrameStatus.DENIED, seq)
-        else:
-            self.out_fds.append(os.open(f"/proc/self/fd/{handle.backing.fd}", os.O_RDONLY | os.O_CLOEXEC))
-            self._answer(FrameStatus.OK, seq)
 
 
 _OPS = frozenset(Op)

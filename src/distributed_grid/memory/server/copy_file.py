@@ -9,7 +9,6 @@ pages that are not there yet costs half of a page fault, and a full disk is an e
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import os
@@ -22,6 +21,7 @@ from distributed_grid.domain.blocks import MAX_BLOCK_BYTES
 from distributed_grid.errors import ProtocolError
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES, digest_of, is_copy_id
 from distributed_grid.posix.boot_clock import boot_id
+from distributed_grid.posix.file_blocks import punch_hole
 from distributed_grid.posix.private_files import sync_directory
 
 PAGE_BYTES: Final = 4096
@@ -29,9 +29,6 @@ TRAILER: Final = Struct("<8sQQQBBBx16s200s")  # magic, size, generation, ends, f
 TRAILER_BYTES: Final = 512
 MAGIC: Final = b"gridmem1"
 COPY_SUFFIX: Final = ".block"
-_PUNCH_HOLE: Final = 0x01 | 0x02  # with KEEP_SIZE
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
 @functools.cache
@@ -123,14 +120,14 @@ class CopyFile:
 
     def punch_hole(self, offset: int, length: int) -> None:
         """Make this range zeros that take no room, where the file system can do that."""
-        if _libc.fallocate(self.fd, _PUNCH_HOLE, offset, length) == 0:
-            return
-        number = ctypes.get_errno()
-        if number != errno.EOPNOTSUPP:
-            raise OSError(number, os.strerror(number))
-        zeros = memoryview(bytes(CHUNK_BYTES))
-        for start in range(offset, offset + length, CHUNK_BYTES):
-            self.write(zeros[: min(CHUNK_BYTES, offset + length - start)], start)
+        try:
+            punch_hole(self.fd, offset, length)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            zeros = memoryview(bytes(CHUNK_BYTES))
+            for start in range(offset, offset + length, CHUNK_BYTES):
+                self.write(zeros[: min(CHUNK_BYTES, offset + length - start)], start)
 
     def reset(self) -> None:
         self.digests = array("Q", bytes(8 * len(self.digests)))
@@ -166,7 +163,6 @@ class CopyFile:
         os.pwrite(self.fd, packed, file_bytes(self.size) - TRAILER_BYTES)
 
     def sync(self) -> None:
-        """Flush a file on disk."""
         if self.path is not None:
             os.fsync(self.fd)
             sync_directory(self.path.parent)
@@ -181,7 +177,6 @@ class CopyFile:
         os.pwrite(self.fd, digest.to_bytes(8, "little"), page_aligned(self.size) + 8 * index)
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write data at an offset; OSError when there is no room."""
         done = 0
         while done < len(data):
             done += os.pwrite(self.fd, data[done:], offset + done)

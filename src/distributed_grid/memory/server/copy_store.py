@@ -57,7 +57,7 @@ class CopyStore:
         self.staging = SlotPool(journal)
         self._journal = journal
         self._disk_journal: WriteJournal | None = None
-        self._tombstones = Tombstones(journal.fd, journal.length)
+        self.tombstones = Tombstones(journal.fd, journal.length)
         self._last_expiry: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._touched: set[str] = set()
@@ -70,7 +70,7 @@ class CopyStore:
     def take_over(self, copies: list[CopyFile]) -> int:
         """Hold these copies and those on disk, and finish interrupted frees and writes; how many writes those were."""
         for backing in (*copies, *load_copies(self.spill)):
-            if backing.copy in self._tombstones:
+            if backing.copy in self.tombstones:
                 backing.remove()
                 continue
             self.held[backing.copy] = backing
@@ -96,7 +96,7 @@ class CopyStore:
             return FrameStatus.EXPIRED, None, False
         backing = self.held.get(claims.copy)
         if backing is None:
-            if self._tombstones.refuses(claims.copy, claims.expires_boot_ms):
+            if self.tombstones.refuses(claims.copy, claims.expires_boot_ms):
                 return FrameStatus.MOVED, None, False
             return self._create(claims)
         status = self._reopen(backing, claims)
@@ -130,7 +130,7 @@ class CopyStore:
             size = read_claims(order.ticket.claims).size
         except ProtocolError:
             return None
-        if not is_copy_id(order.source) or order.source in self._tombstones:
+        if not is_copy_id(order.source) or order.source in self.tombstones:
             return None
         claims = TicketClaims(
             copy=order.source,
@@ -190,7 +190,26 @@ class CopyStore:
                         return FrameStatus.CORRUPT
                     chunk[offset - index * CHUNK_BYTES : offset - index * CHUNK_BYTES + length] = slot.view[:length]
                     digest = digest_of(chunk)
-                self._write_journalled(backing, offset, slot, length, digest)
+                journal = self._on_disk_journal() if backing.on_disk else self._journal
+                if slot.index < 0 or backing.on_disk:
+                    journal.slots[0].view[:length] = slot.view[:length]
+                    slot = journal.slots[0]
+                before = backing.digests[index]
+                journal.record_intent(slot, backing.copy, offset, length)
+                try:
+                    backing.write(slot.view[:length], offset)
+                except (
+                    OSError
+                ):  # only pages that did not exist can have failed: those of a chunk with nothing or holes in it
+                    if before == 0:
+                        backing.punch_hole(index * CHUNK_BYTES, backing.chunk_length(index))
+                    else:
+                        backing.refresh_digest(index, self._scratch)
+                    raise
+                else:
+                    backing.set_digest(index, digest)
+                finally:
+                    journal.clear_intent(slot)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
@@ -198,27 +217,6 @@ class CopyStore:
         self.counters.writes += 1
         self.counters.bytes_in += length
         return FrameStatus.OK
-
-    def _write_journalled(self, backing: CopyFile, offset: int, slot: Slot, length: int, digest: int) -> None:
-        journal = self._on_disk_journal() if backing.on_disk else self._journal
-        if slot.index < 0 or backing.on_disk:
-            journal.slots[0].view[:length] = slot.view[:length]
-            slot = journal.slots[0]
-        index = offset // CHUNK_BYTES
-        before = backing.digests[index]
-        journal.record_intent(slot, backing.copy, offset, length)
-        try:
-            backing.write(slot.view[:length], offset)
-        except OSError:  # only pages that did not exist can have failed: those of a chunk with nothing or holes in it
-            if before == 0:
-                backing.punch_hole(index * CHUNK_BYTES, backing.chunk_length(index))
-            else:
-                backing.refresh_digest(index, self._scratch)
-            raise
-        else:
-            backing.set_digest(index, digest)
-        finally:
-            journal.clear_intent(slot)
 
     def read(self, backing: CopyFile, offset: int, view: memoryview) -> int:
         """Fill the view from within one chunk; its digest, or 0: these are zeros, and the view is as it was.
@@ -296,7 +294,7 @@ class CopyStore:
         The tombstone comes first: a server that dies before it leaves the copy to the repeated order, one that dies
         after it leaves the rest to `take_over`.
         """
-        self._tombstones.record(copy, now)
+        self.tombstones.record(copy, now)
         backing = self.held.pop(copy, None)
         self._last_expiry.pop(copy, None)
         self._sizes.pop(copy, None)
@@ -316,16 +314,13 @@ class CopyStore:
         if now >= self._verified_until:
             self._verified_until = now + VERIFIED_MS
             self._verified.clear()
-        self._tombstones.expire(now)
-
-    def refuse_tickets_until(self, floor_boot_ms: int) -> None:
-        self._tombstones.raise_floor(floor_boot_ms)
+        self.tombstones.expire(now)
 
     def start_incarnation(self, now: int) -> None:
         """Free everything in memory; earlier tickets are void."""
         for copy in [copy for copy, backing in self.held.items() if not backing.on_disk]:
             self.free(copy, now)
-        self._tombstones.clear()
+        self.tombstones.clear()
         self.incarnation, self.key = secrets.token_hex(8), secrets.token_bytes(KEY_BYTES)
 
     # ------------------------------------------------------------------ usage

@@ -1,6 +1,6 @@
 """Event loop of a memory server: one thread, one epoll, every connection in its turn.
 
-No connection ends the loop: what goes wrong on one ends that one. A client that has not authenticated in time, or
+No connection ends the loop: a failure on one ends that one. A client that has not authenticated in time, or
 stalls in the middle of a request, is dropped; one that is idle between requests only when there are too many.
 """
 
@@ -54,7 +54,6 @@ class EventLoop:
         self._poll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching; safe twice."""
         if self._watchers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 

@@ -5,7 +5,7 @@ socket. It frees by itself: everything in memory when the hold expires, each cop
 supervisor; and it ends when there is nothing left to hold. It decides nothing: it obeys tickets and its supervisor.
 
 Copies are replicated to other memory servers by threads beside the event loop. The source is frozen before that, and
-stays frozen until the control plane decides, whatever goes wrong.
+stays frozen until the control plane decides, also after a failure.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class MemoryServer:
         spill.mkdir(mode=0o700, exist_ok=True)
         self._journal = journal or WriteJournal.make()
         self._store = CopyStore(spill, configuration.incarnation, configuration.key, self._journal)
-        self._store.refuse_tickets_until(configuration.floor_boot_ms)
+        self._store.tombstones.raise_floor(configuration.floor_boot_ms)
         finished = self._store.take_over(copies)
         log.info("holds %d copies, finished %d writes", len(self._store.held), finished)
         self._tls: ssl.SSLContext | None = None
@@ -187,7 +187,13 @@ class MemoryServer:
             self._tls = tls_context(configuration.certificate, configuration.private_key)
             self._fingerprint = fingerprint_of(configuration.certificate)
         self._loop = EventLoop(self._make_connection, configuration.max_connections_per_peer)
-        self._listen()
+        self._tcp = listen_tcp(configuration.host, configuration.port)
+        self._address: tuple[str, int] = self._tcp.getsockname()[:2]
+        self._loop.listen(self._tcp, is_local=False)
+        self._unix = listen_unix(self._folder / DATA_SOCKET, socket.SOCK_STREAM)
+        self._loop.listen(self._unix, is_local=True)
+        self._control_listener = listen_unix(self._folder / CONTROL_SOCKET, socket.SOCK_SEQPACKET)
+        self._loop.watch(self._control_listener.fileno(), lambda _: self._accept_supervisor())
         self._replicator = CopyReplicator(self._loop, self._report_replica)
         self._last_stats = messages.ServerStats()
         self._attach_supervisor(control)
@@ -200,16 +206,6 @@ class MemoryServer:
             save_incarnation(self._folder, self._store.incarnation, self._store.key)
 
     # ------------------------------------------------------------------ clients
-
-    def _listen(self) -> None:
-        tcp = listen_tcp(self._configuration.host, self._configuration.port)
-        self._address: tuple[str, int] = tcp.getsockname()[:2]
-        self._tcp = tcp
-        self._loop.listen(tcp, is_local=False)
-        self._unix = listen_unix(self._folder / DATA_SOCKET, socket.SOCK_STREAM)
-        self._loop.listen(self._unix, is_local=True)
-        self._control_listener = listen_unix(self._folder / CONTROL_SOCKET, socket.SOCK_SEQPACKET)
-        self._loop.watch(self._control_listener.fileno(), lambda _: self._accept_supervisor())
 
     def _make_connection(self, sock: socket.socket, is_local: bool, now: float) -> ClientConnection | None:
         if is_local:
@@ -232,7 +228,7 @@ class MemoryServer:
             sock.close()
 
     def _attach_supervisor(self, control: messages.ControlSocket) -> None:
-        """This one is the supervisor from now on; list everything that is held to it."""
+        """Make this the supervisor, and list all held copies to it."""
         self._detach_supervisor()
         self._control = control
         self._loop.watch(control.fileno(), lambda _: self._receive(control))
@@ -278,7 +274,7 @@ class MemoryServer:
             self._send(messages.CopyOnDisk((backing.copy,)))
             return True
         if self._control is None:
-            return True  # nobody is there to hold it; the next supervisor gets everything
+            return True  # there is no supervisor to hold it; the next one gets everything
         try:
             return self._control.send_now(messages.HeldCopy((backing.copy,)), [backing.fd])
         except OSError:
@@ -286,7 +282,6 @@ class MemoryServer:
             return True
 
     def sever(self, nonce: bytes) -> None:
-        """End the connection with this nonce, if any."""
         for connection in list(self._loop.connections.values()):
             if nonce and connection.nonce == nonce:
                 self._loop.drop(connection)
@@ -341,7 +336,7 @@ class MemoryServer:
     def _tick(self) -> None:
         now = boot_ms()
         if os.fstat(self._folder_fd).st_nlink == 0:
-            log.warning("the folder was removed, nobody can find this server any more: ending")
+            log.warning("the folder was removed, so no supervisor can find this server: ending")
             self._loop.stop()
             return
         self._store.expire(now)
@@ -402,7 +397,7 @@ def start_server(sock: socket.socket) -> MemoryServer | None:
         for backing in held:
             if not backing.complete:  # its fill starts over anyway
                 backing.close()
-        return MemoryServer(control, configuration, [one for one in held if one.complete], journal)
+        return MemoryServer(control, configuration, [backing for backing in held if backing.complete], journal)
     except (OSError, ValueError, ProtocolError) as error:
         log.error("cannot start: %s", error)
         with contextlib.suppress(OSError):

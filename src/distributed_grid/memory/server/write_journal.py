@@ -164,9 +164,9 @@ class WriteJournal:
         return cls(os.memfd_create("grid-journal", os.MFD_CLOEXEC))
 
     def record_intent(self, slot: Slot, copy: str, offset: int, length: int) -> None:
-        name, at = copy.encode(), slot.index * _ENTRY_BYTES
-        _ENTRY.pack_into(self._map, at, 0, length, offset, len(name), name)
-        self._map[at : at + 4] = _VALID.to_bytes(4, "little")
+        name, entry = copy.encode(), slot.index * _ENTRY_BYTES
+        _ENTRY.pack_into(self._map, entry, 0, length, offset, len(name), name)
+        self._map[entry : entry + 4] = _VALID.to_bytes(4, "little")
 
     def clear_intent(self, slot: Slot) -> None:
         offset = slot.index * _ENTRY_BYTES

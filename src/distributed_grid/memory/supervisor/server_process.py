@@ -133,25 +133,17 @@ class ServerLink:
         self._control: messages.ControlSocket | None = None
         self._process: ServerProcess | None = None
         self._received = asyncio.Event()
-        self._ready: messages.ServerReady | None = None
+        self.ready: messages.ServerReady | None = None  # report of the serving server; None before it serves
 
     @property
     def is_connected(self) -> bool:
         return self._control is not None
 
-    @property
-    def ready(self) -> messages.ServerReady | None:
-        """Report of the serving server; None before it serves."""
-        return self._ready
-
-    def set_ready(self, ready: messages.ServerReady) -> None:
-        self._ready = ready
-
     def connect(self, sock: socket.socket, process: ServerProcess | None) -> None:
         """Use this control socket from now on; `process` where this process started the server."""
         self._control = control = messages.ControlSocket(sock)
         self._process = process
-        self._ready = None
+        self.ready = None
         asyncio.get_running_loop().add_reader(control.fileno(), self._receive, control)
 
     def disconnect(self) -> None:
@@ -162,7 +154,7 @@ class ServerLink:
             loop.remove_writer(self._control.fileno())
             self._control.close()
             self._control = None
-        self._ready = None
+        self.ready = None
         self._received.set()
 
     def reap(self) -> None:
@@ -172,8 +164,8 @@ class ServerLink:
 
     def terminate(self) -> None:
         """End the server that serves, and disconnect."""
-        assert self._ready is not None
-        pid = self._ready.pid
+        assert self.ready is not None
+        pid = self.ready.pid
         self.disconnect()
         if self._process is not None:
             self._process.kill()
@@ -183,7 +175,7 @@ class ServerLink:
 
     def send(self, message: messages.Message, fds: list[int] | None = None) -> None:
         """Send or queue this; nothing happens where there is no server for it."""
-        if self._control is None or (self._ready is None and not isinstance(message, _BEFORE_SERVING)):
+        if self._control is None or (self.ready is None and not isinstance(message, _BEFORE_SERVING)):
             return
         with contextlib.suppress(OSError):  # the end is noticed by reading
             self._control.send(message, fds or [])
@@ -219,7 +211,7 @@ class ServerLink:
 
     async def wait_until_ready(self, seconds: float) -> bool:
         """Wait until it serves or is gone; False if neither came in time."""
-        return await self.wait_until(lambda: self._ready is not None or self._control is None, seconds)
+        return await self.wait_until(lambda: self.ready is not None or self._control is None, seconds)
 
 
 DEFAULT_HOST: Final = "127.0.0.1"

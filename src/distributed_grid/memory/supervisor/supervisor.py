@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +33,6 @@ from distributed_grid.supervision import start_restarted
 from distributed_grid.wire import (
     CopiesFreedReport,
     CopyMadeReport,
-    MakeCopyOrder,
     MemoryFailedReport,
     MemoryServedReport,
     ServeMemoryOrder,
@@ -61,7 +60,15 @@ class ServerSupervisor:
         self._identity = ServerIdentity(folder, unsupervised_ms)
         self._held = HeldCopies()
         self._link = ServerLink(self._on_message, self._on_lost)
-        self._orders = PendingOrders(self._link, folder / SPILL_DIR, is_needed=self._is_needed, report=report)
+        self._orders = PendingOrders(
+            self._link,
+            folder / SPILL_DIR,
+            is_needed=lambda: self.ready is not None or self._identity.order is not None,
+            report=report,
+        )
+        self.make_copy = self._orders.make_copy
+        self.free_copies = self._orders.free
+        self.measure_bytes = self._held.measure_bytes
         self._stats = messages.ServerStats()
         self._problem = ""  # why the last server could not start
         self._hold_timer: asyncio.TimerHandle | None = None
@@ -71,11 +78,7 @@ class ServerSupervisor:
 
     @property
     def ready(self) -> messages.ServerReady | None:
-        """Report of the serving server; None if none serves."""
         return self._link.ready
-
-    def _is_needed(self) -> bool:
-        return self.ready is not None or self._identity.order is not None
 
     # ------------------------------------------------------------------ start and stop
 
@@ -166,14 +169,6 @@ class ServerSupervisor:
         on_disk = tuple(sorted(self._held.on_disk))
         return MemoryServedReport(node, ready.endpoint, ready.key, self._held.in_memory, on_disk)
 
-    def make_copy(self, order: MakeCopyOrder) -> None:
-        """Have a copy made elsewhere, and report the result; an order given twice is done once."""
-        self._orders.make_copy(order)
-
-    def free_copies(self, copies: Iterable[str]) -> None:
-        """Free these, and report it, even of copies that are not here."""
-        self._orders.free(copies)
-
     def extend_hold(self, until_boot_ms: int) -> None:
         """Hold what is in memory until then (0: without end); the server sees to it without a supervisor, too."""
         if until_boot_ms == self._identity.hold_until_boot_ms:
@@ -202,12 +197,7 @@ class ServerSupervisor:
         """Memory that the copies really use, as reported by the server within the last second."""
         return self._stats.resident_bytes
 
-    def measure_bytes(self) -> int:
-        """Memory that the copies really use at this moment."""
-        return self._held.measure_bytes()
-
     def stats(self) -> dict[str, int]:
-        """Copies and counters of the server since its start."""
         return {name: getattr(self._stats, name) for name in self._stats.__struct_fields__}
 
     # ------------------------------------------------------------------ server processes
@@ -225,9 +215,10 @@ class ServerSupervisor:
         return False
 
     async def _adopt_or_start_server(self) -> str:
-        """Adopt the server that runs or start one; why that did not work, or nothing.
+        """Adopt the server that runs or start one; the problem, or nothing.
 
-        A server is started only by who has its lock, and has that lock for as long as it runs: there is no second one.
+        Only the holder of its lock starts a server, and the server has that lock for as long as it runs: so there is
+        no second one.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_SECONDS
@@ -307,7 +298,7 @@ class ServerSupervisor:
                 self._held.on_disk.update(message.copies)
             case messages.ServerReady():
                 self._held.finish_listing()
-                self._link.set_ready(message)
+                self._link.ready = message
                 if self._identity.adopt(message):
                     self._link.send(messages.SetHold(self._identity.hold_until_boot_ms))
                 self._orders.resend()
@@ -318,7 +309,7 @@ class ServerSupervisor:
                 self._identity.change_incarnation(message)
                 if self.ready is not None:
                     endpoint = replace(self.ready.endpoint, incarnation=message.incarnation)
-                    self._link.set_ready(replace(self.ready, endpoint=endpoint, key=message.key))
+                    self._link.ready = replace(self.ready, endpoint=endpoint, key=message.key)
                     self._report_served()
             case messages.CopyFreed():
                 self._held.free(message.copies)

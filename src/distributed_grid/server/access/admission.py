@@ -6,13 +6,23 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from datetime import UTC, datetime
-from typing import Any
 
 from msgspec import Struct
 
 from distributed_grid.agent.join_client import JoinToken
 from distributed_grid.api import requests
+from distributed_grid.api.answers.access import (
+    CreatedJoinToken,
+    JoinedNode,
+    JoinTokenDetail,
+    JoinTokenList,
+    JoinTokenRow,
+    TokenDetail,
+    TokenIdentity,
+    TokenList,
+    TokenRow,
+)
+from distributed_grid.api.answers.common import utc
 from distributed_grid.config.value_kinds import LOGIN, NAME_PATTERN
 from distributed_grid.errors import BadInput, Refused
 from distributed_grid.server.access.tokens import Caller, JoinGrant, TokenStore, UserToken, hash_of
@@ -63,32 +73,32 @@ class Admission:
         return self.tokens.node_of(node, key) if node and key else None
 
     @endpoint(ADMIN)
-    async def create_token(self, op: requests.CreateToken, caller: Caller) -> dict[str, Any]:
+    async def create_token(self, op: requests.CreateToken, caller: Caller) -> TokenDetail:
         for name in (op.user, *([op.team] if op.team else [])):
             if LOGIN.pattern is None or not LOGIN.pattern.fullmatch(name):
                 raise BadInput(f"{name!r} is no login name such as ana: letters, digits and _ . @ $ -, at most 64")
         expires = self._expiry(op.ttl_seconds)
         token = UserToken(id=op.token_id, hash=op.secret_hash, user=op.user, team=op.team, expires_ms=expires)
-        return {"token": token_view(await asyncio.to_thread(self.tokens.add, token), self.tokens.now_ms())}
+        return TokenDetail(token_row(await asyncio.to_thread(self.tokens.add, token), self.tokens.now_ms()))
 
     @endpoint(ADMIN)
-    async def identify_token(self, op: requests.IdentifyToken, caller: Caller) -> dict[str, Any]:
+    async def identify_token(self, op: requests.IdentifyToken, caller: Caller) -> TokenIdentity:
         """The user of a valid token."""
         token = self.tokens.user_by_hash(op.token_id, op.secret_hash)
         if token is None:
             raise Refused("the token is not valid")
-        return {"user": token.user, "admin": token.admin}
+        return TokenIdentity(token.user, token.admin)
 
     @endpoint(ADMIN)
-    async def create_join_token(self, op: requests.CreateJoinToken, caller: Caller) -> dict[str, Any]:
+    async def create_join_token(self, op: requests.CreateJoinToken, caller: Caller) -> CreatedJoinToken:
         """The parts of the token's text but the secret, which only the caller knows."""
         if op.node:
             self._check_name(op.node)
         grant = JoinGrant(id=op.token_id, hash=op.secret_hash, node=op.node, expires_ms=self._expiry(op.ttl_seconds))
         address = await self._advertise()
         made = await asyncio.to_thread(self.tokens.add_grant, grant)
-        view = grant_view(made, self.tokens.now_ms())
-        return {"join_token": view, "addresses": list(address.addresses), "fingerprint": address.fingerprint}
+        row = join_token_row(made, self.tokens.now_ms())
+        return CreatedJoinToken(row, list(address.addresses), address.fingerprint)
 
     async def address(self) -> AdvertisedAddress:
         return await self._advertise()
@@ -102,23 +112,23 @@ class Admission:
         return JoinToken(address.addresses, address.fingerprint, token_id, secret).text()
 
     @endpoint(ADMIN, keeps_config=True)
-    async def list_tokens(self, op: requests.ListTokens, caller: Caller) -> dict[str, Any]:
+    async def list_tokens(self, op: requests.ListTokens, caller: Caller) -> TokenList:
         now = self.tokens.now_ms()
-        return {"tokens": [token_view(token, now) for token in self.tokens.tokens()]}
+        return TokenList([token_row(token, now) for token in self.tokens.tokens()])
 
     @endpoint(ADMIN, keeps_config=True)
-    async def list_join_tokens(self, op: requests.ListJoinTokens, caller: Caller) -> dict[str, Any]:
+    async def list_join_tokens(self, op: requests.ListJoinTokens, caller: Caller) -> JoinTokenList:
         now = self.tokens.now_ms()
-        return {"join_tokens": [grant_view(grant, now) for grant in self.tokens.grants()]}
+        return JoinTokenList([join_token_row(grant, now) for grant in self.tokens.grants()])
 
     @endpoint(ADMIN, keeps_config=True)
-    async def revoke_token(self, op: requests.RevokeToken, caller: Caller) -> dict[str, Any]:
+    async def revoke_token(self, op: requests.RevokeToken, caller: Caller) -> TokenDetail:
         token = await asyncio.to_thread(self.tokens.revoke, op.token_id)
-        return {"token": token_view(token, self.tokens.now_ms())}
+        return TokenDetail(token_row(token, self.tokens.now_ms()))
 
     @endpoint(ADMIN, keeps_config=True)
-    async def revoke_join_token(self, op: requests.RevokeJoinToken, caller: Caller) -> dict[str, Any]:
-        return {"join_token": grant_view(await self.revoke_join(op.token_id), self.tokens.now_ms())}
+    async def revoke_join_token(self, op: requests.RevokeJoinToken, caller: Caller) -> JoinTokenDetail:
+        return JoinTokenDetail(join_token_row(await self.revoke_join(op.token_id), self.tokens.now_ms()))
 
     async def revoke_join(self, token_id: str) -> JoinGrant:
         """Revoke a join token, and disconnect the node that joined with it at once."""
@@ -127,7 +137,7 @@ class Admission:
             self._disconnect(grant.used_by)
         return grant
 
-    async def join(self, op: requests.JoinRequest) -> dict[str, Any]:
+    async def join(self, op: requests.JoinRequest) -> JoinedNode:
         """Exchange a join token for the right to connect with the key of this hash."""
         token = JoinToken.parse(op.token)
         if op.node:
@@ -145,8 +155,7 @@ class Admission:
         self._disconnect(used.used_by)  # a connection with the replaced key
         log.info("%s joined with the token %s", used.used_by, used.id)
         address = await self._advertise()
-        joined_at = iso_time(used.used_ms)
-        return {"node": used.used_by, "joined_at": joined_at, "agent_socket": address.socket or None}
+        return JoinedNode(used.used_by, iso_time(used.used_ms), address.socket or None)
 
     def check_join_token(self, text: str) -> None:
         """Forbidden for a token that cannot be exchanged; a valid one stays unused."""
@@ -171,34 +180,30 @@ def bearer_token(header: str) -> str:
     return credentials.strip() if scheme.lower() == "bearer" else ""
 
 
-def token_view(token: UserToken, now: int) -> dict[str, Any]:
-    """A token without its hash."""
-    return {
-        "token_id": token.id,
-        "user": token.user,
-        "team": token.team or None,
-        "admin": token.admin,
-        "created_at": iso_time(token.created_ms),
-        "expires_at": iso_time(token.expires_ms),
-        "problem": token.problem(now),
-    }
+def token_row(token: UserToken, now: int) -> TokenRow:
+    return TokenRow(
+        token_id=token.id,
+        user=token.user,
+        team=token.team or None,
+        admin=token.admin,
+        created_at=iso_time(token.created_ms),
+        expires_at=iso_time(token.expires_ms),
+        problem=token.problem(now),
+    )
 
 
-def grant_view(grant: JoinGrant, now: int) -> dict[str, Any]:
-    """A join token without its hashes."""
-    return {
-        "token_id": grant.id,
-        "node_id": grant.node or None,
-        "used_by": grant.used_by or None,
-        "used_at": iso_time(grant.used_ms),
-        "created_at": iso_time(grant.created_ms),
-        "expires_at": iso_time(grant.expires_ms),
-        "problem": grant.problem(now),
-    }
+def join_token_row(grant: JoinGrant, now: int) -> JoinTokenRow:
+    return JoinTokenRow(
+        token_id=grant.id,
+        node_id=grant.node or None,
+        used_by=grant.used_by or None,
+        used_at=iso_time(grant.used_ms),
+        created_at=iso_time(grant.created_ms),
+        expires_at=iso_time(grant.expires_ms),
+        problem=grant.problem(now),
+    )
 
 
 def iso_time(at_ms: int) -> str | None:
     """A wall-clock time in ISO 8601; None for 0."""
-    if not at_ms:
-        return None
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc(at_ms) if at_ms else None

@@ -100,14 +100,19 @@ class AutoOffloader:
         known, self._degraded = self._degraded, degraded
         before, self._stopped = self._stopped, stopped
         mark = self.offload.memory_high / 1000
-        for node in degraded.keys() - known.keys() if known is not None else ():
-            self._alert(Alert(node, "degraded", True, 1.0, mark, now, f"{node} is degraded: {degraded[node]}"))
-        for node in known.keys() - degraded.keys() if known is not None else ():
-            self._alert(Alert(node, "degraded", False, 0.0, mark, now, f"{node} is not degraded any more"))
+        alerts: list[tuple[str, str, bool, float, str]] = []
+        if known is not None:
+            new, restored = degraded.keys() - known.keys(), known.keys() - degraded.keys()
+            alerts += [(node, "degraded", True, mark, f"{node} is degraded: {degraded[node]}") for node in new]
+            alerts += [(node, "degraded", False, mark, f"{node} is not degraded any more") for node in restored]
         if stopped and before is not None and not before:
-            self._alert(Alert("auto_offload", "auto_offload", True, 1.0, 1.0, now, stopped))
+            alerts.append(("auto_offload", "auto_offload", True, 1.0, stopped))
         elif before and not stopped:
-            self._alert(Alert("auto_offload", "auto_offload", False, 0.0, 1.0, now, "automatic offloading goes on"))
+            alerts.append(("auto_offload", "auto_offload", False, 1.0, "automatic offloading goes on"))
+        for subject, resource, raised, mark, detail in alerts:
+            self._alert(
+                Alert(subject, resource, raised=raised, value=float(raised), mark=mark, at_ms=now, detail=detail)
+            )
 
     def _what_is_needed(self, ledger: Ledger, now: int) -> tuple[bool, bool, frozenset[str]]:
         """Whether it is on, whether a node is degraded, and the nodes with blocks that could leave in time."""

@@ -30,7 +30,6 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.events import Event, MoveFailed, MoveFilesSettled, MoveResultsBrought, MoveShipped
 from distributed_grid.domain.jobs import Attempt
-from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move, MovedProcess
 from distributed_grid.domain.processes import StreamKind
 from distributed_grid.domain.states import MoveState, NodeState, Step
@@ -146,15 +145,24 @@ class ResultCollector:
         to be tried again."""
         attempt = Attempt(0, move.ran_as, move.ran_on, 0, 0)
         problems: list[str] = []
-        began = await asyncio.to_thread(self._stored, move.final)
+        try:
+            began = await asyncio.to_thread(stored_manifest, self._store, move.final)
+        except ContentMissing:  # then everything counts as written by the job; at the source nothing is overwritten
+            began = Manifest()
         try:
             found = await self._files.find_tree(attempt)
         except NotFound as missing:  # it never ran there, or its directory is gone
             found = AttemptOutputFile((), ())
             problems.append(str(missing))
         changed = await self._changed(attempt, found, began, problems)
-        for path, digest, size in await self._outputs(attempt, move, began, problems):
+        assert move.process is not None
+        for path, numbers in stream_files(move.process).items():
             old = next((entry for entry in began.entries if entry.path == path), None)
+            try:
+                digest, size = await self._write_output(attempt, numbers, old)
+            except (BadInput, NotFound) as failure:
+                problems.append(f"{path!a}: {failure}")
+                continue
             mode = old.mode if old is not None else PLAIN
             if old is None or old.digest != digest:
                 changed[path] = ManifestEntry(path, "file", size, mode, digest)
@@ -163,16 +171,10 @@ class ResultCollector:
         tree = manifest_of((*_parents(changed), *changed.values()))
         return await asyncio.to_thread(self._store.add, manifests.encode(tree)), "; ".join(problems)
 
-    def _stored(self, digest: str) -> Manifest:
-        try:
-            return stored_manifest(self._store, digest)
-        except ContentMissing:  # then everything counts as written by the job; at the source nothing is overwritten
-            return Manifest()
-
     async def _changed(
         self, attempt: Attempt, found: AttemptOutputFile, began: Manifest, problems: list[str]
     ) -> dict[str, ManifestEntry]:
-        """What the job has made or changed, by its path; the contents are in the store."""
+        """Entries that the job has made or changed, by path; their contents are in the store."""
         before = {entry.path: entry for entry in began.entries}
         links = {to_bytes(one.path): to_bytes(one.target) for one in found.entries if one.kind == "link"}
         new = [one for one in found.entries if before.get(one.path) != one]
@@ -191,29 +193,14 @@ class ResultCollector:
             return {}
         return kept
 
-    async def _outputs(
-        self, attempt: Attempt, move: Move, began: Manifest, problems: list[str]
-    ) -> list[tuple[str, str, int]]:
-        """The files that the original's output went to, each with the digest and size of what belongs there now: what
-        the original had written, then the output of the job. No line of the file is lost."""
-        assert move.process is not None
-        found = []
-        for path, numbers in stream_files(move.process).items():
-            old = next((one for one in began.entries if one.path == path and one.kind == "file"), None)
-            try:
-                digest, size = await self._write_output(attempt, numbers, old)
-            except (BadInput, NotFound) as failure:
-                problems.append(f"{path!a}: {failure}")
-                continue
-            found.append((path, digest, size))
-        return found
-
     async def _write_output(
         self, attempt: Attempt, numbers: list[int], before: ManifestEntry | None
     ) -> tuple[str, int]:
+        """Store the content that an output file of the original has now: the lines of the original, then the output of
+        the job; its digest and size."""
         size = 0
         with self._store.writer() as writer:
-            if before is not None:
+            if before is not None and before.kind == "file":
                 with self._store.open(before.digest) as file:
                     while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
                         await asyncio.to_thread(writer.write, data)
@@ -275,7 +262,7 @@ class MoveReconciler:
     def perform(self, effect: MoveEffect) -> None:
         move = effect.move
         if isinstance(effect, OrderMoveStep):
-            self._agents.order_moves([move_order(effect)])
+            self._agents.sessions.order_moves([move_order(effect)])
             if effect.step is Step.CLOSE:
                 self._opened.pop(move.id, None)
         elif isinstance(effect, BringResults):
@@ -314,14 +301,14 @@ class MoveReconciler:
         shipped: ShippedTree | None = None
         try:
             for _ in range(MAX_ROUNDS):
-                shipped = await self._ship_once(move, still=False)
+                shipped = await self._ship_once(move)
                 if shipped is None:
                     return
                 total += shipped.new_bytes
                 if shipped.new_bytes <= SMALL_BYTES:
                     break
         except GridError as failure:
-            await self._fail(move, f"its directory cannot be shipped: {failure}")
+            await self._record(MoveFailed(move.id, f"its directory cannot be shipped: {failure}"))
             return
         if shipped is not None:
             await self._record(MoveShipped(move.id, shipped.digest, total, shipped.left_out))
@@ -331,18 +318,20 @@ class MoveReconciler:
         try:
             shipped = await self._ship_tree(move, still=True)
         except GridError as failure:
-            await self._fail(move, f"what had changed in its directory could not be shipped: {failure}")
+            reason = f"what had changed in its directory could not be shipped: {failure}"
+            await self._record(MoveFailed(move.id, reason))
             return
         await self._record(MoveFilesSettled(move.id, shipped.digest, shipped.new_bytes, shipped.left_out))
 
-    async def _ship_once(self, move: Move, *, still: bool) -> ShippedTree | None:
-        """One round, tried again while the source is away or has not opened the directory; None where the move has
-        gone on or ended meanwhile."""
+    async def _ship_once(self, move: Move) -> ShippedTree | None:
+        """One round, tried again while the source is away or has not opened the directory; None if the move is in
+        another state meanwhile."""
         until = asyncio.get_running_loop().time() + OPEN_SECONDS
-        while self._is_reserved(move.id):
+        moves = self._grid.ledger.moves
+        while (row := moves.get(move.id)) is not None and row.state is MoveState.RESERVED and row.ending is None:
             was_open = move.id in self._opened
             try:
-                return await self._ship_tree(move, still=still)
+                return await self._ship_tree(move, still=False)
             except Unreachable:
                 until = asyncio.get_running_loop().time() + OPEN_SECONDS
             except NotFound:
@@ -359,18 +348,15 @@ class MoveReconciler:
 
         return await ship_tree(self._store, await remote.find_tree(move.source, move.id), read, still=still)
 
-    def _is_reserved(self, move_id: str) -> bool:
-        move = self._grid.ledger.moves.get(move_id)
-        return move is not None and move.state is MoveState.RESERVED and move.ending is None
-
     # ------------------------------------------------------------------ the results of its job
 
     async def _bring_results(self, move: Move) -> None:
-        """Bring what the job has written; where its node is gone for good, say that it is lost."""
+        """Bring the results of the job; if its node is gone for good, record that they are lost."""
         try:
             manifest, problem = await self._results.collect(move)
         except Unreachable as failure:
-            if not await self._grid.read(lambda ledger, now: _is_lost(ledger, move.ran_on)):
+            node = await self._grid.read(lambda ledger, now: ledger.nodes.get(move.ran_on))
+            if node is not None and node.state not in (NodeState.LOST, NodeState.LEFT):
                 return  # tried again with the next poll
             manifest, problem = "", f"its files are lost with {move.ran_on}: {failure}"
         except (GridError, OSError) as failure:
@@ -381,18 +367,9 @@ class MoveReconciler:
 
     # ------------------------------------------------------------------ reporting
 
-    async def _fail(self, move: Move, why: str) -> None:
-        await self._record(MoveFailed(move.id, why))
-
     async def _record(self, event: Event) -> None:
         """Report what was done; a move that has ended meanwhile does not mind."""
         try:
             await self._grid.handle_with_retry(event)
         except GridError as refusal:
             log.info("%s came too late: %s", type(event).__name__, refusal)
-
-
-def _is_lost(ledger: Ledger, node: str) -> bool:
-    """Whether nobody will ever answer for a node."""
-    known = ledger.nodes.get(node)
-    return known is None or known.state in (NodeState.LOST, NodeState.LEFT)

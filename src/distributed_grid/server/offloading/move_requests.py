@@ -1,4 +1,4 @@
-"""The move that a proposal becomes: what is reserved for it, and what runs in its place."""
+"""Moves made from proposals: the reservation on the target, and the command to run there."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def job_move(move_id: str, job: Job, proposal: Proposal, *, by: str) -> Move:
     return Move(
         move_id,
         job.request.user,
-        proposal.node,
-        proposal.target,
-        proposal.way,
-        request,
-        0,
+        source=proposal.node,
+        target=proposal.target,
+        way=proposal.way,
+        request=request,
+        requested_at_ms=0,
         reason=_reason(by),
         job=job.uid,
         job_id=job.id,
@@ -54,11 +54,11 @@ def process_move(
     return Move(
         move_id,
         process.user,
-        proposal.node,
-        proposal.target,
-        Way.PROCESS_RESTART,
-        request,
-        0,
+        source=proposal.node,
+        target=proposal.target,
+        way=Way.PROCESS_RESTART,
+        request=request,
+        requested_at_ms=0,
         reason=_reason(by),
         process=MovedProcess(
             process.identity,

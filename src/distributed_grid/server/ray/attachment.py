@@ -3,7 +3,7 @@
 The attachment is in the ledger, so the next control plane continues it. A wrong address or token changes nothing: the
 connection is made before anything is recorded. Nodes get an agent when they join. A node that Ray has lost is forgotten
 when its holds have run out, as every lost node's leases end. Detaching removes everything of ours from Ray and its
-nodes; what cannot be ended is reported.
+nodes, and reports agents that cannot be ended.
 """
 
 from __future__ import annotations
@@ -165,7 +165,23 @@ class AttachedNodeSync(LinkStates):
                 if mapping.is_new:
                     await self._grid.handle(NodeDeclared(new_node(self._config, mapping)))
                 if mapping.needs_agent:
-                    await self._keep(mapping, row)
+                    await self._sockets.add(mapping.name)
+                    socket = str(self._sockets.path_of(mapping.name))
+                    target = AttachedNode(
+                        name=mapping.name,
+                        grid=self._grid_id(),
+                        local_socket=socket,
+                        linger=self._config.hold_seconds,
+                        ray_node=mapping.place.id,
+                        namespace=row.namespace,
+                    )
+                    before = self.kept.get(mapping.name)
+                    if before != target:
+                        if before is not None and before.ray_node != target.ray_node:
+                            self._engine.send(RunOnAttachedNode(0, "forget", before))
+                        self.kept[mapping.name] = target
+                        self.links[mapping.name] = AgentLinkChanged(mapping.name, "connecting")
+                        self._engine.send(KeepAttachedNode(target))
             with_agent = {mapping.name for mapping in mappings if mapping.needs_agent}
             for name in [name for name in self.kept if name not in with_agent]:
                 target = self.kept.pop(name)  # Ray has lost it: its agent, if it lives, waits for it to come back
@@ -176,25 +192,6 @@ class AttachedNodeSync(LinkStates):
             for name in await self._grid.read(lambda ledger, now: forgettable(ledger, present)):
                 await self._grid.handle(NodeForgotten(name))
                 self._sockets.remove(name)
-
-    async def _keep(self, mapping: NodeMapping, row: EngineRow) -> None:
-        await self._sockets.add(mapping.name)
-        socket = str(self._sockets.path_of(mapping.name))
-        target = AttachedNode(
-            name=mapping.name,
-            grid=self._grid_id(),
-            local_socket=socket,
-            linger=self._config.hold_seconds,
-            ray_node=mapping.place.id,
-            namespace=row.namespace,
-        )
-        before = self.kept.get(mapping.name)
-        if before != target:
-            if before is not None and before.ray_node != target.ray_node:
-                self._engine.send(RunOnAttachedNode(0, "forget", before))
-            self.kept[mapping.name] = target
-            self.links[mapping.name] = AgentLinkChanged(mapping.name, "connecting")
-            self._engine.send(KeepAttachedNode(target))
 
     async def forget(self, name: str) -> None:
         """Stop keeping a node that has nothing of ours; one that only Ray brought is a node no longer."""
@@ -295,39 +292,32 @@ class RayAttachment:
                 raise Refused(f"this grid is attached to {row.address}; first type: {DETACH}")
             report(NodeStep(NAME, f"connecting with {op.address}"))
             self._engine.configure_packages(op.environ, op.environ.get("GRID_WHEELS") or self._wheels)
-            address = await self._connect(op)
+            token = self._token.read_bytes() if self._token.exists() else None
+            self._store_token(op.token.encode() or (token if row is not None else None))
+            address = row.address if row is not None and op.address == AUTO else op.address
+            self._engine.connect(self._settings(address))
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    while self._engine.connected is None:
+                        if self._engine.problem:
+                            raise Refused(self._engine.problem)
+                        await asyncio.sleep(POLL_SECONDS)
+            except (Refused, TimeoutError) as failure:  # everything stays as it was
+                self._store_token(token)
+                if row is None:
+                    await self._engine.stop()
+                reason = str(failure) or f"Ray at {op.address} did not answer within {CONNECT_SECONDS:g} s"
+                raise Refused(reason) from None
+            connected = self._engine.connected
+            if address == AUTO:
+                address = connected.session.partition("/")[0] or address
             if row is None or row.address != address:
-                session = self._engine.connected.session if self._engine.connected is not None else ""
-                await self._grid.handle(EngineRegistered(NAME, ATTACHED, address, session=session))
+                await self._grid.handle(EngineRegistered(NAME, ATTACHED, address, session=connected.session))
             await self._reconciler.compare(full=True)
             names = sorted(self.nodes.kept)
             results = await asyncio.gather(*(self._wait_for_agent(name, report) for name in names))
             results += await self._grid.read(lambda ledger, now: other_results(ledger, names))
-            connected = self._engine.connected
-            warnings = [RISK] if connected is not None and not connected.authenticated else []
-            return AttachedRay(results=results, address=address, warnings=warnings)
-
-    async def _connect(self, op: requests.AttachRay) -> str:
-        """Connect, or leave everything as it was. The address at which the cluster is found again."""
-        row = self.row
-        before = self._token.read_bytes() if self._token.exists() else None
-        self._store_token(op.token.encode() or (before if row is not None else None))
-        address = row.address if row is not None and op.address == AUTO else op.address
-        self._engine.connect(self._settings(address))
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                while self._engine.connected is None:
-                    if self._engine.problem:
-                        raise Refused(self._engine.problem)
-                    await asyncio.sleep(POLL_SECONDS)
-        except (Refused, TimeoutError) as failure:
-            self._store_token(before)
-            if row is None:
-                await self._engine.stop()
-            reason = str(failure) or f"Ray at {op.address} did not answer within {CONNECT_SECONDS:g} s"
-            raise Refused(reason) from None
-        session_address = self._engine.connected.session.partition("/")[0]
-        return session_address if address == AUTO and session_address else address
+            return AttachedRay(results=results, address=address, warnings=[] if connected.authenticated else [RISK])
 
     def _settings(self, address: str, namespace: str = "grid") -> Connect:
         environ = {"RAY_AUTH_MODE": "disabled"}

@@ -33,19 +33,19 @@ class EngineReconciler:
     """Performs effects on one engine, observes it often and extends its hold; compares every minute and whenever the
     engine is back."""
 
-    def __init__(self, engine: Engine, *, hold_seconds: float) -> None:
+    def __init__(self, grid: Grid, engine: Engine, *, hold_seconds: float) -> None:
+        self._grid = grid
         self._engine = engine
         self._hold_seconds = hold_seconds
-        self._grid: Grid | None = None
         self._work = Reconciler()
         self._loop: asyncio.Task[None] | None = None
         self._is_full_due = True
         self._compared_at = self._held_at = float("-inf")
-        self._on_view: Callable[[EngineView], Awaitable[None]] = _ignore
+        self._on_view: Callable[[EngineView], Awaitable[None]] | None = None
 
-    def start(self, grid: Grid, *, on_view: Callable[[EngineView], Awaitable[None]]) -> None:
+    def start(self, *, on_view: Callable[[EngineView], Awaitable[None]]) -> None:
         """Begin to reconcile; `on_view` gets each view of the engine before the ledger does."""
-        self._grid, self._on_view = grid, on_view
+        self._on_view = on_view
         rounds = partial(self._work.run, self._reconcile, POLL_SECONDS)
         self._loop = start_restarted(rounds, "the comparison with Ray")
 
@@ -75,7 +75,6 @@ class EngineReconciler:
 
     async def _bind(self, binding: Binding, lease: Lease) -> None:
         """Reserve the group of a binding, or report its refusal; one that was bound before waits for the engine."""
-        assert self._grid is not None
         loop = asyncio.get_running_loop()
         until = loop.time() + BIND_SECONDS
         while True:
@@ -95,7 +94,6 @@ class EngineReconciler:
 
     async def _set_term(self, binding: Binding, ends_at_ms: int) -> None:
         """Send the engine the end of a lease; while it is away the next `_extend_hold` does."""
-        assert self._grid is not None
         left = max(ends_at_ms - self._grid.now_ms(), 0) / 1000
         try:
             missing = await self._engine.extend_hold(self._hold_seconds, {binding.group: left})
@@ -109,7 +107,6 @@ class EngineReconciler:
 
     async def _free(self, binding: Binding) -> None:
         """Free the group of a binding; while the engine is away the binding stays, and is freed later."""
-        assert self._grid is not None
         await self._work.wait_for(binding.key)
         try:
             await self._engine.free(binding.group)
@@ -138,12 +135,12 @@ class EngineReconciler:
     async def compare(self, *, full: bool) -> None:
         """Bring the ledger in line with the engine, and with `full` the engine with the ledger."""
         grid = self._grid
-        assert grid is not None
         if NAME not in grid.ledger.engines:
             return
         asked_at_ms = grid.now_ms()
         view = await self._engine.observe(full=full)
-        await self._on_view(view)
+        if self._on_view is not None:
+            await self._on_view(view)
         observed = EngineObserved(
             NAME, view.session, asked_at_ms, nodes=view.nodes, groups=view.groups, in_use=view.in_use
         )
@@ -158,7 +155,6 @@ class EngineReconciler:
 
     async def _extend_hold(self) -> None:
         """Renew the hold, with the end of each lease: without a control plane the engine frees groups by it."""
-        assert self._grid is not None
 
         def terms(ledger: Ledger, now: int) -> tuple[dict[str, float], list[tuple[Binding, int]]]:
             pairs = ((binding, ledger.leases.get(binding.lease_id)) for binding in ledger.bindings.values())
@@ -171,10 +167,6 @@ class EngineReconciler:
         for binding, ends_at_ms in extended:
             if binding.bound_at_ms and binding.group not in missing:
                 await self._grid.handle_with_retry(GroupTermSet(binding.key, ends_at_ms))
-
-
-async def _ignore(view: EngineView) -> None:
-    pass
 
 
 def find_strays(ledger: Ledger, view: EngineView) -> list[str]:

@@ -21,7 +21,6 @@ from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import SSH, EngineRow
 from distributed_grid.domain.events import EngineRegistered, EngineRemoved
-from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, Refused, Unreachable
 from distributed_grid.server.ray.engine_reconciler import NAME, EngineReconciler
 from distributed_grid.server.ray.ray_nodes import (
@@ -56,12 +55,8 @@ class DesiredRayCluster:
 
     async def row(self) -> EngineRow | None:
         """None while the grid is to run no Ray."""
-
-        def find(ledger: Ledger, now: int) -> EngineRow | None:
-            row = ledger.engines.get(NAME)
-            return row if row is not None and row.mode == SSH else None
-
-        return await self._grid.read(find)
+        row = await self._grid.read(lambda ledger, now: ledger.engines.get(NAME))
+        return row if row is not None and row.mode == SSH else None
 
     async def set(self, head: str, session: str, nodes: tuple[str, ...]) -> None:
         address = f"{bracketed(head)}:{self._ports.settings.port}"
@@ -69,7 +64,9 @@ class DesiredRayCluster:
 
     async def reduce(self, row: EngineRow, nodes: tuple[str, ...]) -> None:
         """Keep the row for some of its nodes only."""
-        await self._grid.handle(EngineRegistered(NAME, SSH, row.address, row.namespace, row.session, nodes))
+        await self._grid.handle(
+            EngineRegistered(NAME, SSH, address=row.address, namespace=row.namespace, session=row.session, nodes=nodes)
+        )
 
     async def clear(self, reason: str) -> None:
         await self._grid.handle(EngineRemoved(NAME, reason))

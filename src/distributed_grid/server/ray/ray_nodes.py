@@ -307,7 +307,14 @@ class RayNodes:
         host = node.ray_address or node.host
         if node.is_local and not node.ray_address:
             far = next((other.ray_address or other.host for other in others if not other.is_local), "")
-            return _own_address_towards(far)
+            if not far:
+                return "127.0.0.1"
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                try:
+                    probe.connect((far, 9))  # nothing is sent: the kernel only chooses the route
+                    return str(probe.getsockname()[0])
+                except OSError as failure:
+                    raise Refused(f"which address this machine has for {far} is not known: {failure}") from failure
         with contextlib.suppress(ValueError):
             return str(ipaddress.ip_address(host.strip("[]")))
         asked = next(iter(others), node)  # another machine: its own name may mean loopback to a machine itself
@@ -328,18 +335,6 @@ def record_path(grid_id: str, name: str) -> Path:
 
 def bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
-
-
-def _own_address_towards(host: str) -> str:
-    """Address of this machine on the route to a host; loopback without a host."""
-    if not host:
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))  # nothing is sent: the kernel only chooses the route
-            return str(probe.getsockname()[0])
-        except OSError as failure:
-            raise Refused(f"which address this machine has for {host} is not known: {failure}") from failure
 
 
 def own_versions() -> Versions:

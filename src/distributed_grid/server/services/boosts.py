@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from distributed_grid.api import requests
 from distributed_grid.api.answers.boosts import BoostDetail, BoostRow, BoostStatus
-from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.common import Viewer, headline
 from distributed_grid.api.answers.jobs import JobDetail, JobRow
-from distributed_grid.api.answers.leases import AllocationDetail, AllocationRow, DecisionRow
+from distributed_grid.api.answers.leases import AllocationDetail, AllocationRow, DecisionRow, held_amounts
 from distributed_grid.api.id_prefixes import is_prefix, not_found
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobSubmitted, LeaseReleased, RequestRefused
@@ -33,6 +33,7 @@ from distributed_grid.reactor import JobAnswer
 from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import READ, USER, delete, endpoint, get, post
+from distributed_grid.server.pages import select_page
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.jobs import fetch_order
 from distributed_grid.server.services.leases import LeaseService
@@ -73,30 +74,45 @@ class BoostService:
 
     @endpoint(READ, get("/boosts", "boosts"))
     async def list(self, op: requests.ListBoosts, caller: Caller) -> BoostStatus:
-        """The boosts of a node, or all of them, summed up by type."""
-
+        """A page of the boosts of a node, or of all of them, and their sums by type."""
         viewer = self._viewer().for_reader(caller.reader)
 
-        def held(ledger: Ledger) -> list[str]:
+        def held(ledger: Ledger, now: int) -> Sequence[Lease]:
             if op.node and op.node not in ledger.nodes:
                 raise NotFound(_unknown_target(op.node, ledger))
-            return [lease.id for lease, _ in held_leases(ledger) if op.node in ("", lease.request.target)]
+            return [lease for lease, _ in held_leases(ledger)]
 
-        def boost_of(ledger: Ledger, lease_id: str, now: int) -> Sequence[BoostRow]:
+        def is_wanted(lease: Lease) -> bool:
+            return is_boost(lease) and op.node in ("", lease.request.target)
+
+        def row(ledger: Ledger, lease_id: str, now: int) -> Sequence[BoostRow]:
             lease = ledger.leases.get(lease_id)
-            return [BoostRow.of(viewer, ledger, lease)] if lease is not None and lease.holds and is_boost(lease) else ()
+            return [BoostRow.of(viewer, ledger, lease)] if lease is not None and lease.holds else ()
 
-        boosts = await self._grid.read_each(held, boost_of)
-        active = [boost for boost in boosts if boost.is_active]
+        slices = self._grid.slices
+        boosts = await slices.select(await self._grid.read(held), is_wanted)
+        page = await select_page(
+            slices,
+            boosts,
+            lambda boost: (boost.asked_at_ms, boost.id),
+            name="boosts",
+            cursor=op.cursor,
+            limit=op.limit,
+        )
+        rows = await self._grid.read_each(lambda ledger: [boost.id for boost in page.rows], row)
+        active = await slices.select(boosts, lambda boost: boost.state is LeaseState.ACTIVE)
         totals: defaultdict[str, float] = defaultdict(float)
-        for boost in active:
-            totals[boost.resource_type] += boost.amount
+        for kind, amount in await slices.convert(active, lambda boost: headline(held_amounts(boost))):
+            totals[kind] += amount
         return BoostStatus(
             active_boosts=len(active),
             totals={kind: round(amount, 3) for kind, amount in sorted(totals.items())},
-            boosts=boosts,
+            boosts=rows,
             persistence_file=str(self._boost_file.path),
             warnings=self._boost_file.warnings(),
+            total=len(boosts),
+            more=page.end is not None,
+            next=page.next(),
         )
 
     @endpoint(USER, post("/boosts", "boosts"), on_socket=False)

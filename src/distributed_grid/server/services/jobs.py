@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -39,16 +40,16 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import JobState
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
-from distributed_grid.ports import EndedRow
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 from distributed_grid.server.endpoints import READ, USER, endpoint, get, post
+from distributed_grid.server.pages import HistoryList, Order, select_page
 from distributed_grid.server.prediction.job_runs import JobSizer
 from distributed_grid.server.services.job_notices import JobNotices, attempt_line
 from distributed_grid.server.services.leases import RequestConverter
-from distributed_grid.server.services.records import decision_on, ended_job, find_delivery, find_job
+from distributed_grid.server.services.records import decision_on, find_delivery, find_job
 from distributed_grid.server.workers.output_collector import dropped_message
 from distributed_grid.trees.content_store import GRACE_SECONDS, ContentMissing, ContentStore
 from distributed_grid.trees.file_selection import FilePatterns
@@ -279,6 +280,9 @@ class JobService:
         self._converter = converter
         self._files = files
         self._sizer = sizer
+        self._jobs = HistoryList(
+            grid, Job, lambda ledger: ledger.jobs.values(), lambda job: job.submitted_at_ms, newest_first=True
+        )
 
     @endpoint(USER, post("/jobs", "jobs", hidden=LOCAL_FIELDS, adapt=_complete_environment))
     async def submit(self, op: requests.SubmitJob, caller: Caller) -> JobDetail:
@@ -329,46 +333,46 @@ class JobService:
 
     @endpoint(READ, get("/jobs", "jobs", fixed={"all": True}))
     async def list(self, op: requests.ListJobs, caller: Caller) -> EncodedAnswer[JobList]:
-        """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit. The newest ones
-        are left out for length."""
+        """A page of the jobs: the living ones, then those that have ended, the newest in the first page and last in
+        each page."""
         reader = caller.reader
         return await self._renderer.shared(("jobs", op, reader), lambda: self._render_list(op, reader))
 
     async def _render_list(self, op: requests.ListJobs, reader: str | None) -> EncodedAnswer[JobList]:
-        def fits(job: Job) -> bool:
-            return op.user in (None, job.request.user)
+        states: Counter[str] = Counter()
 
-        living: Sequence[Job] = await self._grid.read(lambda ledger, now: tuple(ledger.jobs.values()))
-        async with self._renderer.answer(max_rows=op.limit + len(living)) as writer:
-            if op.user is not None:
-                living = await self._grid.slices.select(living, fits)
-            room = op.limit if op.all else max(op.limit - len(living), 0)
-            rows = await self._grid.query(lambda store: store.ended("job", user=op.user, limit=room + 1))
-            more = len(rows) > room
-            kept = await self._grid.query(lambda store: store.count_ended("job", user=op.user)) if more else len(rows)
-            uids = {job.uid for job in living}
-            shown: list[Job | EndedRow] = [row for row in reversed(rows[:room]) if row.request_id not in uids]
-            shown += living
-            if op.state is not None:
-                state = op.state
-                shown = await self._grid.slices.select(
-                    shown, lambda row: state == (row.state if isinstance(row, Job) else JobState.ENDED)
-                )
-            viewer = self._viewer().for_reader(reader)
-            omitted = await writer.rows(
-                "jobs", shown, lambda row: JobRow.listed(viewer, row if isinstance(row, Job) else ended_job(row))
+        def fits(job: Job) -> bool:
+            if op.user not in (None, job.request.user):
+                return False
+            states[job.state] += 1
+            return op.state in (None, job.state)
+
+        wants_ended = op.state in (None, JobState.ENDED)
+        async with self._renderer.answer(max_rows=op.limit) as writer:
+            page = await self._jobs.page(
+                op.cursor,
+                op.limit,
+                choose=lambda living: self._grid.slices.select(living, fits),
+                fits=(lambda row: True) if wants_ended else None,
+                user=op.user,
             )
-            writer.field("more", more)
-            writer.field("total", len(living) + kept)
-            writer.field("omitted", omitted)
-            return writer.finish()
+            if kept := await self._grid.query(lambda store: store.count_ended("job", user=op.user)):
+                states[JobState.ENDED] = kept
+            writer.field("total", states.total())
+            writer.field("by_state", dict(states))
+            viewer = self._viewer().for_reader(reader)
+            return await writer.page(
+                "jobs", page, lambda row: JobRow.listed(viewer, self._jobs.decode(row)), last_first=True
+            )
 
     @endpoint(READ)
     async def list_live(self, op: requests.ListLiveJobs, caller: Caller) -> LiveJobs:
-        """The uids of the caller's jobs that have not ended."""
-
+        """The uids of the caller's jobs that have not ended, the oldest first."""
         own = await self._grid.scan(lambda ledger: ledger.jobs.values(), lambda job: job.request.user == caller.user)
-        return LiveJobs([job.uid for job in sorted(own, key=lambda job: (job.submitted_at_ms, job.uid))])
+        page = await select_page(
+            self._grid.slices, own, _submission, name="live jobs", cursor=op.cursor, limit=op.limit
+        )
+        return LiveJobs([job.uid for job in page.rows], page.next())
 
     @endpoint(READ, get("/jobs/{name}", "jobs", name="job_id"))
     async def get(self, op: requests.GetJob, caller: Caller) -> JobDetail:
@@ -489,6 +493,10 @@ class JobService:
     async def fetch_files(self, op: requests.FetchFiles, caller: Caller, sink: FileSink) -> FetchedFiles:
         """Send the files that a job left in its directory; the totals."""
         return await send_files(self._files, await self.find_own(op.job_id, caller), op.patterns, sink)
+
+
+def _submission(job: Job) -> Order:
+    return job.submitted_at_ms, job.uid
 
 
 def fetch_order(op: requests.SubmitJob | requests.RunInBoost) -> FetchOrder | None:

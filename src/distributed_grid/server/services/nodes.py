@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from distributed_grid.api.answers.reports import GridStatus
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import NodeDrained, NodeResumed
 from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import JobState, NodeState
 from distributed_grid.errors import NotFound, Refused, TimedOut
@@ -39,17 +40,20 @@ from distributed_grid.reactor.effects import is_still_needed
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 from distributed_grid.server.endpoints import ADMIN, READ, endpoint, get
+from distributed_grid.server.pages import Order, Page, RowPlace, select_page
 from distributed_grid.server.services.records import held_leases
 
-MAX_STATUS_ROWS = 1_000
-"""Jobs, and leases, in a status."""
+MAX_STATUS_ROWS, MAX_STATUS_NODES = 200, 1_000
+"""Jobs, leases and recommendations in a status; its nodes, with their offers."""
 POLL_SECONDS = 0.1
 RESUME_SECONDS = 10.0
 DRAIN_SECONDS = 60.0
 CHECKPOINT_SECONDS = 30.0
 """How long a node that lends nothing more is kept for the checkpoints that are there."""
 Report = Callable[[dict[str, Any]], None]
-T = TypeVar("T")
+R = TypeVar("R", NodeRow, OfferRow, RecommendationRow)
+NodeRows = Callable[[Ledger, str, int], Sequence[R]]
+"""The rows about one node, from the ledger and the time."""
 
 
 class NodeService:
@@ -62,56 +66,105 @@ class NodeService:
 
     @endpoint(READ)
     async def status(self, op: requests.GetStatus, caller: Caller) -> EncodedAnswer[GridStatus]:
-        """Nodes, offers, leases, jobs and recommendations as they are now, as far as the caller may see them. Jobs and
-        leases are bounded, those that run and the oldest of the queue first; omitted ones are counted."""
-        return await self._shared(caller, "status", self._render_status)
+        """Nodes, offers, leases, jobs and recommendations as they are now, as far as the caller may see them. All lists
+        are bounded, of the jobs those that run and the oldest of the queue come first; omitted rows are counted."""
+        viewer = self._viewer().for_reader(caller.reader)
+        return await self._renderer.shared((op, viewer.reader), lambda: self._render_status(viewer))
 
     @endpoint(READ, get("/nodes", "nodes"))
     async def list(self, op: requests.ListNodes, caller: Caller) -> EncodedAnswer[NodeList]:
-        """Every node."""
-        return await self._shared(
-            caller, "nodes", lambda viewer: self._render_rows("nodes", self._read_nodes(), _same_row)
-        )
+        """A page of the nodes, by name."""
+
+        def row(ledger: Ledger, name: str, now: int) -> Sequence[NodeRow]:
+            return [NodeRow.of(ledger, ledger.nodes[name], now)] if name in ledger.nodes else ()
+
+        return await self._shared_page(op, caller, "nodes", lambda ledger: ledger.nodes, lambda viewer: row)
 
     @endpoint(READ, get("/offers", "nodes"))
     async def offers(self, op: requests.ListOffers, caller: Caller) -> EncodedAnswer[OfferList]:
-        """Resources that can be borrowed right now."""
-        return await self._shared(
-            caller, "offers", lambda viewer: self._render_rows("offers", self._read_offers(viewer), _same_row)
-        )
+        """A page of the resources that can be borrowed right now, by node."""
+
+        def rows(viewer: Viewer) -> NodeRows[OfferRow]:
+            return lambda ledger, name, now: OfferRow.of_node(viewer, ledger, name) if name in ledger.nodes else ()
+
+        return await self._shared_page(op, caller, "offers", lambda ledger: ledger.offers, rows, counted=False)
 
     @endpoint(READ, get("/recommendations", "nodes"))
     async def recommendations(
         self, op: requests.ListRecommendations, caller: Caller
     ) -> EncodedAnswer[RecommendationList]:
-        """The work that should move to another node."""
+        """A page of the work that should move to another node, by node."""
 
-        def render(viewer: Viewer) -> Awaitable[EncodedAnswer[RecommendationList]]:
-            rows = self._grid.read(lambda ledger, now: RecommendationRow.of_ledger(viewer, ledger))
-            return self._render_rows("recommendations", rows, _same_row)
+        def advised(ledger: Ledger) -> Sequence[str]:
+            return [name for name, state in ledger.rebalance_states.items() if state.advice is not None]
 
-        return await self._shared(caller, "recommendations", render)
+        def rows(viewer: Viewer) -> NodeRows[RecommendationRow]:
+            return lambda ledger, name, now: RecommendationRow.of_node(viewer, ledger, name)
+
+        return await self._shared_page(op, caller, "recommendations", advised, rows)
+
+    async def _shared_page(
+        self,
+        op: requests.ListNodes | requests.ListOffers | requests.ListRecommendations,
+        caller: Caller,
+        list_name: str,
+        names_of: Callable[[Ledger], Iterable[str]],
+        rows_of: Callable[[Viewer], NodeRows[R]],
+        *,
+        counted: bool = True,
+    ) -> EncodedAnswer[Any]:
+        """The rows of some nodes, by name. Of a large cluster each step of the owner takes some nodes."""
+        viewer = self._viewer().for_reader(caller.reader)
+
+        async def render() -> EncodedAnswer[Any]:
+            async with self._renderer.answer(max_rows=op.limit) as writer:
+                all_names = await self._grid.read(lambda ledger, now: tuple(names_of(ledger)))
+                names = await select_page(
+                    self._grid.slices, all_names, _by_name, name=list_name, cursor=op.cursor, limit=op.limit
+                )
+                rows = await self._grid.read_each(lambda ledger: names.rows, rows_of(viewer), limit=op.limit + 1)
+                shown = rows
+                if len(rows) > op.limit:  # the rows of a node are in one page
+                    last = rows[op.limit].node_id
+                    shown = [row for row in rows if row.node_id != last] or rows
+                is_cut = len(rows) > op.limit and shown[-1].node_id != names.rows[-1]
+                end = RowPlace(list_name, 0, shown[-1].node_id) if is_cut else names.end
+                if counted:
+                    writer.field("total", len(all_names))
+                page = Page(shown, end, lambda count: RowPlace(list_name, 0, shown[count - 1].node_id))
+                return await writer.page(list_name, page, _same_row)
+
+        return await self._renderer.shared((op, viewer.reader), render)
 
     @endpoint(READ, get("/leases", "leases"))
     async def allocations(self, op: requests.ListLeases, caller: Caller) -> EncodedAnswer[AllocationList]:
-        """The leases that hold something."""
-
-        def render(viewer: Viewer) -> Awaitable[EncodedAnswer[AllocationList]]:
-            rows = self._grid.read(lambda ledger, now: held_leases(ledger))
-            return self._render_rows("allocations", rows, lambda row: AllocationRow.of(viewer, *row))
-
-        return await self._shared(caller, "allocations", render)
-
-    async def _shared(
-        self, caller: Caller, kind: str, render: Callable[[Viewer], Awaitable[EncodedAnswer[Any]]]
-    ) -> EncodedAnswer[Any]:
+        """A page of the leases that hold something, the oldest first."""
         viewer = self._viewer().for_reader(caller.reader)
-        return await self._renderer.shared((kind, viewer.reader), lambda: render(viewer))
+
+        async def render() -> EncodedAnswer[AllocationList]:
+            async with self._renderer.answer(max_rows=op.limit) as writer:
+                held = await self._grid.read(lambda ledger, now: held_leases(ledger))
+                page = await select_page(
+                    self._grid.slices, held, _by_request, name="leases", cursor=op.cursor, limit=op.limit
+                )
+                writer.field("total", len(held))
+                return await writer.page("allocations", page, lambda row: AllocationRow.of(viewer, *row))
+
+        return await self._renderer.shared((op, viewer.reader), render)
 
     async def _render_status(self, viewer: Viewer) -> EncodedAnswer[GridStatus]:
-        async with self._renderer.answer(max_rows=2 * MAX_STATUS_ROWS) as writer:
-            nodes = await self._read_nodes()
-            offers = await self._read_offers(viewer)
+        async with self._renderer.answer(max_rows=MAX_STATUS_NODES) as writer:
+            names, count = await self._grid.read(
+                lambda ledger, now: ([*islice(ledger.nodes, MAX_STATUS_NODES)], len(ledger.nodes))
+            )
+            nodes = await self._grid.read_each(
+                lambda ledger: names,
+                lambda ledger, name, now: [NodeRow.of(ledger, ledger.nodes[name], now)] if name in ledger.nodes else (),
+            )
+            offers = await self._grid.read_each(
+                lambda ledger: names,
+                lambda ledger, name, now: OfferRow.of_node(viewer, ledger, name) if name in ledger.nodes else (),
+            )
             held, jobs, waiting, recommendations = await self._grid.read(
                 lambda ledger, now: (
                     held_leases(ledger),
@@ -131,43 +184,32 @@ class NodeService:
             shown = jobs
             if len(jobs) > MAX_STATUS_ROWS:
                 shown = (*active[:MAX_STATUS_ROWS], *islice(queued, max(MAX_STATUS_ROWS - len(active), 0)))
-            omitted = {
+            leases = await select_page(
+                self._grid.slices, held, _by_request, name="leases", cursor="", limit=MAX_STATUS_ROWS
+            )
+            written = {
                 "nodes": await writer.rows("nodes", nodes, _same_row),
                 "offers": await writer.rows("offers", offers, _same_row),
-                "recommendations": await writer.rows("recommendations", recommendations, _same_row),
-                "allocations": await writer.rows(
-                    "allocations", held, lambda row: AllocationRow.of(viewer, *row), max_rows=MAX_STATUS_ROWS
+                "recommendations": await writer.rows(
+                    "recommendations", recommendations, _same_row, max_rows=MAX_STATUS_ROWS
                 ),
-                "jobs": await writer.rows("jobs", shown, lambda job: JobRow.listed(viewer, job))
-                + len(jobs)
-                - len(shown),
+                "allocations": await writer.rows(
+                    "allocations", leases.rows, lambda row: AllocationRow.of(viewer, *row)
+                ),
+                "jobs": await writer.rows("jobs", shown, lambda job: JobRow.listed(viewer, job)),
+            }
+            kept = {
+                "nodes": count,
+                "offers": len(offers),
+                "recommendations": len(recommendations),
+                "allocations": len(held),
+                "jobs": len(jobs),
             }
             writer.field("waiting", waiting)
+            writer.field("jobs_total", len(jobs))
             writer.field("job_states", dict(states))
-            writer.field("omitted", omitted)
+            writer.field("omitted", {name: kept[name] - rows for name, rows in written.items()})
             return writer.finish()
-
-    async def _render_rows(
-        self, name: str, rows: Awaitable[Sequence[T]], answer_row: Callable[[T], Struct]
-    ) -> EncodedAnswer[Any]:
-        found = await rows
-        async with self._renderer.answer(max_rows=len(found)) as writer:
-            omitted = await writer.rows(name, found, answer_row)
-            writer.field("omitted", omitted)
-            return writer.finish()
-
-    async def _read_nodes(self) -> Sequence[NodeRow]:
-        """Rows of every node. Of a large cluster each step of the owner takes some nodes."""
-        return await self._grid.read_each(
-            lambda ledger: ledger.nodes,
-            lambda ledger, name, now: [NodeRow.of(ledger, ledger.nodes[name], now)] if name in ledger.nodes else (),
-        )
-
-    async def _read_offers(self, viewer: Viewer) -> Sequence[OfferRow]:
-        return await self._grid.read_each(
-            lambda ledger: ledger.nodes,
-            lambda ledger, name, now: OfferRow.of_node(viewer, ledger, name) if name in ledger.nodes else (),
-        )
 
     @endpoint(READ, get("/nodes/{name}", "nodes", name="node"))
     async def get(self, op: requests.GetNode, caller: Caller) -> NodeDetail:
@@ -278,6 +320,14 @@ def stopping_message(command: str) -> str:
 
 def _leases(count: int) -> str:
     return f"{count} lease{'' if count == 1 else 's'}"
+
+
+def _by_name(name: str) -> Order:
+    return 0, name
+
+
+def _by_request(row: tuple[Lease, Job | None]) -> Order:
+    return row[0].asked_at_ms, row[0].id
 
 
 def _same_row(row: Struct) -> Struct:

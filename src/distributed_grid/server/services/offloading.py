@@ -51,7 +51,6 @@ from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import BadInput, Conflict, GridError, NotFound, Refused
 from distributed_grid.monitoring.monitor import Monitor
-from distributed_grid.ports import Store
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.decision import MoveAnswer
 from distributed_grid.scheduling.offloading.processes import changes_text, first_look, one_line, process_changes
@@ -61,10 +60,9 @@ from distributed_grid.scheduling.pressure.scan import PressureScan, percent, sca
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint, get, post
 from distributed_grid.server.offloading.move_requests import check_input, job_move, process_move
-from distributed_grid.server.services.records import ended_move, find_job, find_move
+from distributed_grid.server.pages import HistoryList
+from distributed_grid.server.services.records import find_job, find_move
 
-MAX_ENDED = 100
-"""So many moves that have ended are listed, the last first."""
 FULL_CPU_MILLI = 950
 """From this level on a node's CPU is full, whatever its marks say."""
 ADVISED_ASK = Amounts(cpu_milli=1000)
@@ -103,6 +101,7 @@ class OffloadingService:
         self._monitor = monitor
         self._sharing = rules
         self._is_connected = is_connected
+        self._moves = HistoryList(grid, Move, lambda ledger: ledger.moves.values(), lambda move: move.requested_at_ms)
 
     # ------------------------------------------------------------------ what could move
 
@@ -341,14 +340,17 @@ class OffloadingService:
 
     @endpoint(READ, get("/moves", "moves"))
     async def list(self, op: requests.ListMoves, caller: Caller) -> MoveList:
-        """The moves that go on, and with `all` those that have ended last."""
-        living = await self._grid.read(lambda ledger, now: [*ledger.moves.values()])
-        ended = await self._grid.query(_ended) if op.all else []
-        known = {move.id for move in living}
-        moves = [*living, *(move for move in ended[:MAX_ENDED] if move.id not in known)]
+        """A page of the active moves, and with `all` then of those that have ended, the last ended first."""
+
+        async def all_rows(moves: Sequence[Move]) -> Sequence[Move]:
+            return moves
+
+        page = await self._moves.page(op.cursor, op.limit, choose=all_rows, fits=(lambda row: True) if op.all else None)
         viewer = self._viewer().for_reader(caller.reader)
-        rows = [MoveRow.of(viewer, move, self._is_connected) for move in moves]
-        return MoveList(rows, more=len(ended) > MAX_ENDED)
+        rows = await self._grid.slices.convert(
+            page.rows, lambda move: MoveRow.of(viewer, self._moves.decode(move), self._is_connected)
+        )
+        return MoveList(rows, more=page.end is not None, next=page.next())
 
     @endpoint(READ, get("/moves/{name}", "moves", name="move_id"))
     async def get(self, op: requests.GetMove, caller: Caller) -> MoveDetail:
@@ -444,7 +446,3 @@ def _check_movable(proposal: Proposal | None, subject: str, target: str) -> None
 
 def _stay(reason: str) -> CommandAdvice:
     return CommandAdvice(elsewhere=False, target_node=None, reason=reason)
-
-
-def _ended(store: Store) -> list[Move]:
-    return [ended_move(row) for row in store.ended(Move.kind, limit=MAX_ENDED + 1)]

@@ -202,7 +202,7 @@ class PullWorkerService:
         def read(ledger: Ledger, now: int) -> WorkerResourceList:
             reservations = [
                 ReservationRow.of(viewer, lease, lease.request.task or ledger.jobs[lease.job].id)
-                for lease, _ in held_leases(ledger)
+                for lease, _ in sorted(held_leases(ledger), key=lambda row: row[0].asked_at_ms)
                 if lease.request.task or (lease.job and lease.request.runs_on is not WorkerKind.AGENT)
             ]
             return WorkerResourceList(

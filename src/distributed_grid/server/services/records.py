@@ -146,11 +146,8 @@ def _only_match(found: dict[str, T], name: str, what: str, shown: Callable[[T], 
 
 
 def held_leases(ledger: Ledger) -> list[tuple[Lease, Job | None]]:
-    """The leases that hold something, the oldest first, each with its job."""
-    held = sorted(
-        (lease for node in ledger.leases_on for lease in ledger.leases_of(node)), key=lambda lease: lease.asked_at_ms
-    )
-    return [(lease, ledger.jobs.get(lease.job)) for lease in held]
+    """The leases that hold something, each with its job."""
+    return [(lease, ledger.jobs.get(lease.job)) for node in ledger.leases_on for lease in ledger.leases_of(node)]
 
 
 async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGenerator[EventRecord, None]:

@@ -34,13 +34,13 @@ from distributed_grid.domain.leases import FOREVER_MS, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import Store
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.reactor.workers.pull_workers import registered_worker
 from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.endpoints import ADMIN, USER, endpoint
+from distributed_grid.server.pages import select_page
 from distributed_grid.server.prediction.job_runs import JobSizer, command_shape
 from distributed_grid.server.services.leases import parse_label
 from distributed_grid.server.services.pull_workers import PullWorkerService
@@ -112,17 +112,22 @@ class TaskService:
 
     @endpoint(ADMIN, keeps_config=True)
     async def list(self, op: requests.ListTasks, caller: Caller) -> TaskList:
-        """The waiting tasks, the oldest first."""
-
-        def waiting_task(ledger: Ledger, lease_id: str, now: int) -> list[Job]:
-            lease = ledger.leases.get(lease_id)
-            job = ledger.jobs.get(lease.job) if lease is not None and lease.state is LeaseState.ASKED else None
-            return [job] if job is not None and job.request.runs_on is not WorkerKind.AGENT else []
-
-        jobs = await self._grid.read_each(
-            lambda ledger: [lease_id for *_, lease_id in ledger.waiting], waiting_task, limit=op.limit + 1
+        """A page of the waiting tasks, the oldest first."""
+        jobs, waiting = await self._grid.read(lambda ledger, now: (tuple(ledger.jobs.values()), tuple(ledger.waiting)))
+        lease_ids = {lease_id for *_, lease_id in waiting}
+        tasks = await self._grid.slices.select(
+            jobs, lambda job: job.lease_id in lease_ids and job.request.runs_on is not WorkerKind.AGENT
         )
-        return TaskList([TaskRow.of(job) for job in jobs[: op.limit]], more=len(jobs) > op.limit)
+        page = await select_page(
+            self._grid.slices,
+            tasks,
+            lambda job: (job.submitted_at_ms, job.uid),
+            name="tasks",
+            cursor=op.cursor,
+            limit=op.limit,
+        )
+        rows = await self._grid.slices.convert(page.rows, TaskRow.of)
+        return TaskList(rows, more=page.end is not None, total=len(tasks), next=page.next())
 
     @endpoint(ADMIN)
     async def take(self, op: requests.TakeTask, caller: Caller) -> TaskAssignment:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Sequence
 
-from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from distributed_grid.api import requests
 from distributed_grid.api.answers.common import Viewer, gigabytes
@@ -41,13 +41,13 @@ from distributed_grid.scheduling.scaling.evaluation import evaluate
 from distributed_grid.scheduling.scaling.worker_availability import closed_text, closure_of
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, endpoint
+from distributed_grid.server.pages import HistoryList
 from distributed_grid.server.purge_guard import PurgeGuard
 from distributed_grid.server.workers.autoscaler import Autoscaler
 from distributed_grid.server.workers.provider_calls import OfferCatalog, place_of_offer, worker_of
 from distributed_grid.server.workers.worker_reconciler import WorkerJoinTokens, wall_ms
 
 GIB = 1024**3
-MAX_ENDED = 200  # listed, the last first
 
 
 class WorkerService:
@@ -66,6 +66,9 @@ class WorkerService:
         self._catalog = catalog
         self._tokens = tokens
         self._guard = guard
+        self._workers = HistoryList(
+            grid, Worker, lambda ledger: ledger.workers.values(), lambda worker: worker.created_at_ms
+        )
 
     # ------------------------------------------------------------------ starting
 
@@ -116,11 +119,20 @@ class WorkerService:
 
     @endpoint(READ)
     async def list(self, op: requests.ListWorkers, caller: Caller) -> WorkerList:
-        """The workers that are not proven gone, and with `all` the last ended ones."""
-        living = await self._grid.read(lambda ledger, now: [*ledger.workers.values()])
-        ended = await self._grid.query(_ended) if op.all else []
-        workers = [worker for worker in (*living, *ended[:MAX_ENDED]) if op.provider in ("", worker.provider)]
-        return await self._with_budget(await self._rows(workers), more=len(ended) > MAX_ENDED)
+        """A page of the workers that are not proven gone, and with `all` then of the others, the last gone first."""
+
+        async def choose(workers: Sequence[Worker]) -> Sequence[Worker]:
+            return [worker for worker in workers if op.provider in ("", worker.provider)]
+
+        page = await self._workers.page(
+            op.cursor,
+            op.limit,
+            choose=choose,
+            fits=(lambda row: op.provider in ("", row.target)) if op.all else None,
+        )
+        workers = await self._grid.slices.convert(page.rows, self._workers.decode)
+        answer = await self._with_budget(await self._rows(workers))
+        return replace(answer, more=page.end is not None, next=page.next())
 
     @endpoint(READ)
     async def get(self, op: requests.GetWorker, caller: Caller) -> WorkerDetail:
@@ -190,9 +202,9 @@ class WorkerService:
         viewer = self._viewer()
         return await self._grid.read(lambda ledger, now: [WorkerRow.of(viewer, worker, now) for worker in workers])
 
-    async def _with_budget(self, rows: builtins.list[WorkerRow], more: bool | UnsetType = UNSET) -> WorkerList:
+    async def _with_budget(self, rows: builtins.list[WorkerRow]) -> WorkerList:
         state = await self._grid.read(lambda ledger, now: budget_state(ledger, now, wall_ms()))
-        return WorkerList(workers=rows, budget=WorkerBudget.of(state), more=more)
+        return WorkerList(workers=rows, budget=WorkerBudget.of(state))
 
 
 def _offer_row(ledger: Ledger, provider: str, offer: WorkerOffer, now: int) -> WorkerOfferRow:
@@ -208,10 +220,6 @@ def _offer_row(ledger: Ledger, provider: str, offer: WorkerOffer, now: int) -> W
         market=offer.market or None,
         closed=offer.unavailable or closed_text(closure_of(ledger, place_of_offer(provider, offer)), now) or None,
     )
-
-
-def _ended(store: Store) -> list[Worker]:
-    return [_decoded(row) for row in store.ended(Worker.kind, limit=MAX_ENDED + 1)]
 
 
 def _decoded(row: EndedRow) -> Worker:

@@ -266,24 +266,24 @@ def read_load(ledger: Ledger) -> GridLoad:
     if not types:
         return GridLoad(0, 0, len(serving), in_use)
     unit = types[0].resources
-    lent = [sum(parts) for parts in zip(*(_lent_on(ledger, name) for name in ledger.node_claims), strict=True)]
+    claims = [ledger.claims_on(name) for name in ledger.node_claims]
+    lent = [
+        sum(claim.cpu_milli for claim in claims),
+        sum(claim.memory_bytes for claim in claims),
+        sum(sum(claim.gpu_milli.values()) for claim in claims),
+    ]
     for shape in read_demand(ledger, [template.resources for template in types]).shapes:
         ask = shape.request.ask
         asked = (ask.cpu_milli, ask.memory_bytes, ask.gpu_milli)
-        lent = [amount + shape.members * more for amount, more in zip(lent or [0, 0, 0], asked, strict=True)]
+        lent = [amount + shape.members * more for amount, more in zip(lent, asked, strict=True)]
     own = [node.lendable for node in ledger.nodes.values() if node.name not in ledger.workers]
     has = (
         sum(capacity.cpu_milli for capacity in own),
         sum(capacity.memory_bytes for capacity in own),
         WHOLE_GPU * sum(len(capacity.gpus) for capacity in own),
     )
-    load = max(_parts(lent or [0, 0, 0], unit), default=0)
+    load = max(_parts(lent, unit), default=0)
     return GridLoad(load, min(_parts(has, unit), default=0), len(serving), in_use)
-
-
-def _lent_on(ledger: Ledger, node: str) -> tuple[int, int, int]:
-    claims = ledger.claims_on(node)
-    return claims.cpu_milli, claims.memory_bytes, sum(claims.gpu_milli.values())
 
 
 def _parts(amounts: list[int] | tuple[int, int, int], unit: WorkerResources) -> list[int]:

@@ -171,7 +171,7 @@ class OutputCollector:
 
     async def collect(self, worker: Worker) -> Haul:
         """Copy the files of a worker's attempts here; Unreachable or OSError for another try."""
-        attempts = await self._grid.query(lambda store: attempts_on(store, worker))
+        attempts = await self._grid.query(lambda store: attempts_on(store, worker.node, since_ms=worker.created_at_ms))
         haul = Haul(self._max_bytes)
         if len(attempts) > MAX_ATTEMPTS:
             haul.lost.append(f"the files of {len(attempts) - MAX_ATTEMPTS} attempts or more: too many of them")
@@ -228,10 +228,10 @@ class OutputCollector:
         haul.add(entry.size)
 
 
-def attempts_on(store: Store, worker: Worker) -> list[str]:
-    """Ids of the attempts that ended on a worker, newest first, and one more than are collected."""
-    rows = store.ended("lease", node=worker.node, since_ms=worker.created_at_ms, limit=MAX_ATTEMPTS + 1)
-    leases = (decode_row("lease", row.blob) for row in rows)
+def attempts_on(store: Store, node: str, *, since_ms: int | None = None) -> list[str]:
+    """Ids of the attempts that ended on a node, newest first, and one more than `MAX_ATTEMPTS`."""
+    rows = store.ended(Lease.kind, node=node, since_ms=since_ms, limit=MAX_ATTEMPTS + 1)
+    leases = (decode_row(Lease.kind, row.blob) for row in rows)
     return list(dict.fromkeys(lease.id for lease in leases if isinstance(lease, Lease) and lease.job))
 
 

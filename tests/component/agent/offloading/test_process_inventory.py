@@ -27,8 +27,7 @@ from distributed_grid.agent.offloading.proc_entries import (
     read_row,
     read_table,
 )
-from distributed_grid.agent.offloading.process_inventory import ProcessInventory, Surroundings
-from distributed_grid.agent.offloading.process_queries import pages_of
+from distributed_grid.agent.offloading.process_inventory import ProcessInventory, Surroundings, pages_of
 from distributed_grid.agent.offloading.work_trees import missing_files
 from distributed_grid.domain.processes import ProcessInfo, StreamKind
 from distributed_grid.posix.boot_clock import boot_id

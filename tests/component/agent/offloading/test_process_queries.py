@@ -9,10 +9,12 @@ from msgspec.structs import replace
 
 from distributed_grid.agent.offloading.process_inventory import (
     MAX_ENVIRONMENT_CHARS,
+    MAX_QUERIES,
     ProcessInventory,
+    ProcessQueries,
     Surroundings,
+    pages_of,
 )
-from distributed_grid.agent.offloading.process_queries import MAX_QUERIES, ProcessQueries, pages_of
 from distributed_grid.domain.processes import MAX_ARGV, MAX_PATHS
 from distributed_grid.wire import (
     MAX_MESSAGE_BYTES,

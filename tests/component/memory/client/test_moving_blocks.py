@@ -271,10 +271,10 @@ def test_expired_tickets_are_renewed_on_the_way(
         def __init__(self) -> None:
             self.calls = 0
 
-        def call(self, op: str, **arguments: object) -> dict[str, object]:
+        def find_block(self, *, block_id: str) -> dict[str, object]:
             self.calls += 1
             directory.ticket_ms = 60_000 if self.calls >= 3 else 0
-            return directory.call(op, **arguments)
+            return directory.find_block(block_id=block_id)
 
     later = Later()
     patient = BlockClient(later, retry_seconds=10)

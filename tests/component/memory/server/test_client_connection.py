@@ -282,7 +282,7 @@ def test_sixty_four_clients_at_once(lender: Lender) -> None:
     directory = FakeDirectory()
     directory.use_path = False
     directory.allocate("many", 64 * CHUNK_BYTES, lender)
-    found = directory.call("find_block", block_id="many")
+    found = directory.find_block(block_id="many")
     barrier = threading.Barrier(64, timeout=30)
 
     def one_client(number: int) -> None:

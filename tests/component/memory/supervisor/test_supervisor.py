@@ -280,12 +280,12 @@ def test_a_server_without_a_keeper_keeps_its_hold_too(directory: FakeDirectory, 
     impatient = BlockClient(directory, retry_seconds=0.2)
     impatient.write("b", b"x" * MIB)
     pid = lender.pid
-    before = directory.call("find_block", block_id="b")
+    before = directory.find_block(block_id="b")
     lender.call(lambda: lender.supervisor.extend_hold(boot_ms() + 300))
     lender.leave()
 
     class StillTheSame:
-        def call(self, op: str, **arguments: object) -> dict[str, object]:
+        def find_block(self, *, block_id: str) -> dict[str, object]:
             return before
 
     outside = BlockClient(StillTheSame(), retry_seconds=0.1)
@@ -395,9 +395,7 @@ def test_a_block_that_was_never_used_is_there_under_the_next_server(tmp_path: Pa
         blocks = BlockClient(directory)
         blocks.add_location(found)
         assert blocks.read("b1", 10) == bytes(10)
-        assert (
-            directory.call("find_block", block_id="b1")["places"][0]["incarnation"] == found["places"][0]["incarnation"]
-        )
+        assert directory.find_block(block_id="b1")["places"][0]["incarnation"] == found["places"][0]["incarnation"]
         blocks.close()
 
 

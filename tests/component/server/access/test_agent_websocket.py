@@ -14,7 +14,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from distributed_grid import wire
+from distributed_grid.adapters.clock import GridClock
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.agents import AgentGateway
+from distributed_grid.control.grid import Grid
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.server.access.agent_sockets import MAX_CONNECTIONS, MAX_STRANGERS, AgentConnections, AgentSockets
 from distributed_grid.server.access.agent_websocket import AgentWebSocket
@@ -243,7 +246,7 @@ def test_of_the_connections_of_one_node_the_newest_stay() -> None:
 
 def test_a_nodes_socket_takes_so_many_strangers_and_says_so_to_the_next(tmp_path: Path) -> None:
     async def story() -> None:
-        sockets = AgentSockets(tmp_path / "links", AgentGateway())
+        sockets = AgentSockets(tmp_path / "links", AgentGateway(Grid(InMemoryStore(), GridClock())))
         await sockets.open(["gpu1", "gpu2"])
         path = str(sockets.path_of("gpu1"))
         silent = [await asyncio.open_unix_connection(path) for _ in range(MAX_CONNECTIONS + MAX_STRANGERS)]

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.agent.owner.guard import STANDING_MS, OwnerGuard
+from distributed_grid.agent.owner.guard import NODE_PAUSE_MS, OwnerGuard
 from distributed_grid.agent.owner.yield_policy import Borrowed, UsageSample, YieldStep
 from distributed_grid.wire import OwnerRules
 
@@ -77,21 +77,21 @@ class Guarded:
 
 def test_an_attempt_stands_still_at_once_and_goes_on_when_told_so() -> None:
     one = Guarded()
-    one.guard.stand_still("a.1", 7, "ash is degraded")
+    one.guard.pause_for_node("a.1", 7, "ash is degraded")
     assert one.work.still == {"a.1"}
-    one.guard.stand_still("a.1", 7, "ash is degraded")
-    one.guard.go_on("a.1")
-    one.guard.go_on("a.1")
+    one.guard.pause_for_node("a.1", 7, "ash is degraded")
+    one.guard.resume("a.1")
+    one.guard.resume("a.1")
     assert one.work.still == set()
     assert one.work.said == [("a.1", True, "ash is degraded"), ("a.1", False, "")]
 
 
 def test_it_goes_on_by_itself_when_nobody_says_so_again() -> None:
     one = Guarded(rules=None)  # also on a machine whose owner has set no rules
-    one.guard.stand_still("a.1", 7, "why")
-    one.wait(STANDING_MS - 1000)
-    one.guard.stand_still("a.1", 7, "why")
-    one.wait(STANDING_MS - 1000)
+    one.guard.pause_for_node("a.1", 7, "why")
+    one.wait(NODE_PAUSE_MS - 1000)
+    one.guard.pause_for_node("a.1", 7, "why")
+    one.wait(NODE_PAUSE_MS - 1000)
     assert one.work.still == {"a.1"}
     one.wait(2000)
     assert one.work.still == set()
@@ -100,12 +100,12 @@ def test_it_goes_on_by_itself_when_nobody_says_so_again() -> None:
 
 def test_what_the_owner_wants_still_stays_so_when_its_node_does_not_need_it_any_more() -> None:
     one = Guarded()
-    one.guard.stand_still("a.1", 7, "why")
+    one.guard.pause_for_node("a.1", 7, "why")
     one.work.owner_milli = 3950
     one.wait(10_000)
     assert one.paused_by_owner()
     assert one.work.still == set(NAMES)
-    one.guard.go_on("a.1")
+    one.guard.resume("a.1")
     assert one.work.still == set(NAMES)
     one.work.owner_milli = 0
     one.wait(10_000)
@@ -116,19 +116,19 @@ def test_what_its_node_wants_still_stays_so_when_the_owner_has_gone() -> None:
     one = Guarded()
     one.work.owner_milli = 3950
     one.wait(10_000)
-    one.guard.stand_still("a.1", 7, "why")
+    one.guard.pause_for_node("a.1", 7, "why")
     one.work.owner_milli = 0
     one.wait(10_000)
     assert not one.paused_by_owner()
     assert one.work.still == {"a.1"}
     assert ("a.1", False, "") not in one.work.said
-    one.guard.go_on("a.1")
+    one.guard.resume("a.1")
     assert one.work.still == set()
 
 
 def test_who_has_to_make_room_may_read_its_notice() -> None:
     one = Guarded()
-    one.guard.stand_still("a.1", 7, "why")
+    one.guard.pause_for_node("a.1", 7, "why")
     one.guard.displace("a.1", "for another", 1000)
     one.wait(1000)
     assert one.work.still == set()
@@ -136,7 +136,7 @@ def test_who_has_to_make_room_may_read_its_notice() -> None:
 
 def test_when_the_agent_stops_nothing_is_left_standing() -> None:
     one = Guarded()
-    one.guard.stand_still("a.1", 7, "why")
+    one.guard.pause_for_node("a.1", 7, "why")
     one.guard.release()
     assert one.work.still == set()
     assert one.work.said[-1] == ("a.1", False, "")
@@ -156,10 +156,10 @@ def test_nobody_stands_still_whom_neither_owner_nor_node_wants_to(steps: list[tu
     one, wanted = Guarded(), dict[str, int]()
     for what, value in steps:
         if what == "still" and value in one.work.attempts:
-            one.guard.stand_still(str(value), 7, "why")
+            one.guard.pause_for_node(str(value), 7, "why")
             wanted[str(value)] = one.now
         elif what == "on":
-            one.guard.go_on(str(value))
+            one.guard.resume(str(value))
             wanted.pop(str(value), None)
         elif what == "owner":
             one.work.owner_milli = int(value)
@@ -169,13 +169,13 @@ def test_nobody_stands_still_whom_neither_owner_nor_node_wants_to(steps: list[tu
             one.work.attempts.remove(str(value))
             one.work.still.discard(str(value))
             wanted.pop(str(value), None)
-        wanted = {name: at for name, at in wanted.items() if one.now - at < STANDING_MS}
+        wanted = {name: at for name, at in wanted.items() if one.now - at < NODE_PAUSE_MS}
         one.wait(250)
         still = {name for name in one.work.still if name in one.work.attempts}
         if one.paused_by_owner():
             assert still == set(one.work.attempts)
         else:
-            assert still == {name for name, at in wanted.items() if one.now - at < STANDING_MS}
+            assert still == {name for name, at in wanted.items() if one.now - at < NODE_PAUSE_MS}
     last = {name: paused for name, paused, _ in one.work.said}
     assert {name for name, paused in last.items() if paused and name in one.work.attempts} == {
         name for name in one.work.still if name in one.work.attempts

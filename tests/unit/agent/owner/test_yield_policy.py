@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from distributed_grid.agent.owner.yield_policy import (
     CONFLICT_MS,
     EVICT_AFTER_MS,
+    EVICTION_COST,
     FLOOR_MILLI,
     GPU_SAMPLES,
     MAX_DWELL_MS,
     PAUSE_AFTER_MS,
-    TO_GO,
     URGENT_GRACE_MS,
     WORTH_BYTES,
     Action,
@@ -302,15 +302,15 @@ def test_without_eviction_memory_stays_lent() -> None:
 
 
 def test_two_who_lose_little_go_before_one_who_loses_much() -> None:
-    hours = an_attempt("hours", memory_bytes=4 * GB, at_stake=100 * TO_GO)
-    marked = [an_attempt(f"marked{number}", memory_bytes=GB, at_stake=TO_GO) for number in range(3)]
+    hours = an_attempt("hours", memory_bytes=4 * GB, at_stake=100 * EVICTION_COST)
+    marked = [an_attempt(f"marked{number}", memory_bytes=GB, at_stake=EVICTION_COST) for number in range(3)]
     warned = decide_all([short(0.9, hours, *marked)])
     assert [one.attempt_id for one in warned if isinstance(one, Warn)] == ["marked2", "marked1"]
 
 
 def test_one_goes_rather_than_two_who_lose_about_the_same() -> None:
-    wide = an_attempt("wide", memory_bytes=2 * GB, at_stake=3 * TO_GO)
-    narrow = [an_attempt(f"narrow{number}", memory_bytes=GB, at_stake=TO_GO + 1) for number in range(2)]
+    wide = an_attempt("wide", memory_bytes=2 * GB, at_stake=3 * EVICTION_COST)
+    narrow = [an_attempt(f"narrow{number}", memory_bytes=GB, at_stake=EVICTION_COST + 1) for number in range(2)]
     (warned,) = decide_all([short(0.9, wide, *narrow)])
     assert isinstance(warned, Warn)
     assert warned.attempt_id == "wide"
@@ -318,7 +318,7 @@ def test_one_goes_rather_than_two_who_lose_about_the_same() -> None:
 
 HOLDINGS = st.lists(st.tuples(st.integers(0, 8 * 1024), st.integers(0, 50)), max_size=8).map(
     lambda each: tuple(
-        an_attempt(f"a.{number}", memory_bytes=size * 1024**2, at_stake=stake * TO_GO // 5)
+        an_attempt(f"a.{number}", memory_bytes=size * 1024**2, at_stake=stake * EVICTION_COST // 5)
         for number, (size, stake) in enumerate(each)
     )
 )
@@ -327,7 +327,7 @@ HOLDINGS = st.lists(st.tuples(st.integers(0, 8 * 1024), st.integers(0, 50)), max
 @given(HOLDINGS, st.integers(1, 40 * 1024))
 def test_no_others_would_lose_less(attempts: tuple[Borrowed, ...], short_mb: int) -> None:
     def price(gone: Iterable[Borrowed]) -> int:
-        return sum(TO_GO + one.at_stake for one in gone)
+        return sum(EVICTION_COST + one.at_stake for one in gone)
 
     chosen = cheapest(attempts, short_mb * 1024**2)
     worth = [one for one in attempts if one.memory_bytes >= WORTH_BYTES]

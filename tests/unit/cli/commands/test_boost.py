@@ -6,9 +6,10 @@ from typing import Any
 
 from distributed_grid.cli.commands.boost import BY_GRID_ALONE, release_text, status_text
 from distributed_grid.cli.output import format_time
+from tests.support.records import records
 
 
-def a_boost(name: str, **fields: Any) -> dict[str, Any]:
+def a_boost(name: str, **fields: Any) -> Any:
     plain = {
         "boost_id": name * 8,
         "source_node": "gpu2",
@@ -24,19 +25,21 @@ def a_boost(name: str, **fields: Any) -> dict[str, Any]:
         "automatic": False,
         "used_amount": None,
     }
-    return plain | fields
+    return records(plain | fields)
 
 
-def shown(*boosts: dict[str, Any], warnings: tuple[str, ...] = ()) -> str:
+def shown(*boosts: Any, warnings: tuple[str, ...] = ()) -> str:
     active = sum(boost["state"] == "active" for boost in boosts)
     totals = {"cpu": 2.0 * active} if active else {}
-    return status_text({"active_boosts": active, "totals": totals, "boosts": list(boosts), "warnings": list(warnings)})
+    return status_text(
+        records({"active_boosts": active, "totals": totals, "boosts": list(boosts), "warnings": list(warnings)})
+    )
 
 
 def test_a_second_release_says_how_and_when_the_boost_ended() -> None:
     ended, at = {"reason": "released", "state": "ended"}, "2026-05-01T10:00:00.000Z"
-    assert release_text("boost b1", ended, {"already_ended_at": None}) == "boost b1: released"
-    again = release_text("boost b1", ended, {"already_ended_at": at})
+    assert release_text("boost b1", records(ended), records({"already_ended_at": None})) == "boost b1: released"
+    again = release_text("boost b1", records(ended), records({"already_ended_at": at}))
     assert again == f"boost b1: already released at {format_time(at)}"
 
 

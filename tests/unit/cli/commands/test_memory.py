@@ -10,12 +10,13 @@ import pytest
 from distributed_grid.cli.commands.memory import created_text, find_block, list_text, stats_text
 from distributed_grid.cli.memory_transfer import ProgressBar
 from distributed_grid.errors import Ambiguous, NotFound
+from tests.support.records import records
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 
 
-def a_block(block_id: str = "ab12" * 8, **fields: Any) -> dict[str, Any]:
-    return {
+def a_block(block_id: str = "ab12" * 8, **fields: Any) -> Any:
+    fields = {
         "block_id": block_id,
         "name": "",
         "size": 5 * 1024**3,
@@ -28,6 +29,7 @@ def a_block(block_id: str = "ab12" * 8, **fields: Any) -> dict[str, Any]:
         "detail": "",
         **fields,
     }
+    return records(fields)
 
 
 def test_blocks_are_listed_with_their_places_state_and_time() -> None:
@@ -50,7 +52,7 @@ def test_stats_tell_what_is_held_in_all_and_by_each_node() -> None:
     node = {"node": "gpu1", "blocks": 1, "bytes": 1024, "free_bytes": 1024**3, "serving": True, "address": "10.0.0.1:9"}
     idle = {**node, "node": "gpu2", "blocks": 0, "bytes": 0, "serving": False, "address": ""}
     found = {"blocks": 2, "bytes": 2048, "bytes_on_disk": 1024, "moving": 1, "lost": 0, "nodes": [node, idle]}
-    assert stats_text(found).splitlines() == [
+    assert stats_text(records(found)).splitlines() == [
         "2 blocks, 2 KB, 1 KB on disk, 1 moving",
         "",
         "NODE  BLOCKS  HELD     STILL LENDS  MEMORY SERVER",

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from distributed_grid.cli.commands.workers import cost_text, spending_text, why_text
+from tests.support.records import records
 
 
-def worker(**fields: Any) -> dict[str, Any]:
-    return {"state": "joined", "problem": None, "reason": None, "warning": None, "ends_at": None} | fields
+def worker(**fields: Any) -> Any:
+    return records({"state": "joined", "problem": None, "reason": None, "warning": None, "ends_at": None} | fields)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,8 @@ def test_a_worker_with_an_end_of_its_own_says_when() -> None:
 def test_spending_of_a_provider_is_shown_against_the_budget() -> None:
     one = {"provider": "aws", "workers": 2, "per_hour": 0.34, "spent_today": 1.5}
     budget: dict[str, Any] = {"budget_per_day": None, "core_hours": {}}
-    assert spending_text(one, budget) == "aws: 2 workers, $0.34 an hour, $1.5000 today"
-    shown = spending_text(one | {"workers": 1}, budget | {"budget_per_day": 20.0})
+    assert spending_text(records(one), records(budget)) == "aws: 2 workers, $0.34 an hour, $1.5000 today"
+    shown = spending_text(records(one | {"workers": 1}), records(budget | {"budget_per_day": 20.0}))
     assert shown == "aws: 1 worker, $0.34 an hour, $1.5000 today (8 % of the day's budget)"
 
 
@@ -46,7 +47,7 @@ def test_core_hours_are_shown_against_their_budget() -> None:
     budget = {"per_hour": 0.0, "spent_today": 0.0, "by_midnight": 0.0, "core_hours": cores}
     budget |= {"budget_per_hour": None, "budget_per_day": None}
     used = "1.25 core-hours today (4 by midnight UTC) of 10"
-    assert cost_text(budget) == f"$0 an hour, $0.0000 today; slurm: {used}"
+    assert cost_text(records(budget)) == f"$0 an hour, $0.0000 today; slurm: {used}"
     one = {"provider": "slurm", "workers": 2, "per_hour": 0.0, "spent_today": 0.0}
-    assert spending_text(one, budget) == f"slurm: 2 workers, $0 an hour, $0.0000 today, {used}"
-    assert "core-hours" not in spending_text(one | {"provider": "aws"}, budget)
+    assert spending_text(records(one), records(budget)) == f"slurm: 2 workers, $0 an hour, $0.0000 today, {used}"
+    assert "core-hours" not in spending_text(records(one | {"provider": "aws"}), records(budget))

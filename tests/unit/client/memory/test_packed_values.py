@@ -13,6 +13,7 @@ from distributed_grid.client.memory.directory import EMPTY_META, length_of, pack
 from distributed_grid.client.memory.packed_values import PackedLayout, PackedValue
 from distributed_grid.errors import BadInput, Corrupt
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES
+from tests.support.records import records
 
 SOFT = b"the same words again and again, "
 
@@ -114,7 +115,7 @@ def test_a_forged_length_reads_nothing() -> None:
 
 def test_the_meta_of_a_block_has_the_length_of_its_value() -> None:
     assert packed_length(packed_meta(12345)) == 12345
-    assert length_of({"meta": packed_meta(12345), "size": 7}) == 12345
-    assert length_of({"meta": EMPTY_META, "size": 1}) == 0
+    assert length_of(records({"meta": packed_meta(12345), "size": 7})) == 12345
+    assert length_of(records({"meta": EMPTY_META, "size": 1})) == 0
     for meta in ("", "{}", EMPTY_META, packed_meta(5) + " ", '{"array": {}}'):
         assert packed_length(meta) == 0

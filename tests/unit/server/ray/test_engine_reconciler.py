@@ -37,9 +37,9 @@ class RayGrid:
 
     def __init__(self, engine_seconds: float) -> None:
         self.engine = LocalEngine({"ash": ROOM})
-        self.reconciler = EngineReconciler(self.engine, hold_seconds=3600)
         self.clock = Clock()
         self.grid = Grid(InMemoryStore(), self.clock)
+        self.reconciler = EngineReconciler(self.grid, self.engine, hold_seconds=3600)
         self.grid.perform_with({EngineEffect: self.reconciler.perform})
         converter = RequestConverter(self.grid, sharing_enabled=True, custom_resources=frozenset())
         self.leases = LeaseService(
@@ -73,7 +73,7 @@ def run(scenario: Callable[[RayGrid], Awaitable[None]], engine_seconds: float = 
         await made.grid.handle(NodeDeclared(a_node("ash", cores=4)))
         await made.grid.handle(HeartbeatReceived("ash", Usage()))
         await made.grid.handle(EngineRegistered("ray", "attached", "head"))
-        made.reconciler.start(made.grid, on_view=ignore)
+        made.reconciler.start(on_view=ignore)
         await made.until(lambda: bool(made.grid.ledger.nodes["ash"].engine_node))
         await made.grid.handle(LeaseAsked(a_request("r1", duration_s=60)))
         await made.until(made.is_bound)

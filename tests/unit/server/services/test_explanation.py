@@ -98,7 +98,7 @@ def test_a_displaced_job_is_told_for_whom_it_went_and_where_it_ran_again() -> No
         await cluster.later(10)
         await cluster.submit("r2", "bob", job_id="boss", priority="urgent")
         boss = await cluster.explain("boss")
-        assert [one.job_id for one in boss.waiting.ending] == ["victim"]
+        assert [one.job_id for one in boss.waiting.for_] == ["victim"]
         assert boss.placements[0].displaced == ["r1.1"]
         assert (await cluster.explain("victim")).stopping == "made room for urgent request r2.1"
         await cluster.ends("r1", Ending.SIGNALLED)

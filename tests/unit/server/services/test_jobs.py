@@ -76,7 +76,7 @@ def test_a_job_without_a_wait_limit_is_still_queued_after_forty_days() -> None:
     asyncio.run(InProcessGrid().run(scenario))
 
 
-def test_a_list_says_whether_jobs_that_ended_are_left_out_of_it() -> None:
+def test_a_page_of_jobs_says_whether_there_are_more_and_how_many_in_each_state() -> None:
     async def scenario(setting: InProcessGrid) -> None:
         await setting.open(a_node("gpu1", cores=4))
         for number in range(3):
@@ -89,13 +89,14 @@ def test_a_list_says_whether_jobs_that_ended_are_left_out_of_it() -> None:
             for limit, everything in ((1, False), (3, False), (4, False), (2, True), (5, True))
         }
         assert {one["total"] for one in listed.values()} == {4}
+        assert [one["by_state"] for one in listed.values()] == [{"assigned": 1, "ended": 3}] * 5
         of_ann = await setting.jobs.list(requests.ListJobs(limit=1, user="ann"), ADMIN)
         assert of_ann.decode()["total"] == 3
         assert {limit: (len(one["jobs"]), one["more"]) for limit, one in listed.items()} == {
             1: (1, True),
             3: (3, True),
             4: (4, False),
-            2: (3, True),
+            2: (2, True),
             5: (4, False),
         }
         assert (await setting.jobs.list_live(requests.ListLiveJobs(), Caller("bob"))).uids == ["live"]

@@ -46,7 +46,7 @@ def test_it_lets_a_node_of_that_name_join_once_and_nobody_after_the_end(tmp_path
         with pytest.raises(Refused, match="is for the node worker-1"):
             await admission.join(JoinRequest(text, "a" * 64, node="worker-9"))
         joined = await admission.join(JoinRequest(text, "a" * 64))
-        assert joined["node"] == "worker-1"
+        assert joined.node == "worker-1"
         with pytest.raises(Refused, match="was used already"):
             await admission.join(JoinRequest(text, "b" * 64))
         await tokens.revoke("worker-1")
