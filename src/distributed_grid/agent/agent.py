@@ -211,9 +211,9 @@ class Agent:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
         capacity = wire.ReportedCapacity.of(self._capacity()) if self._capacity is not None else None
         hello = wire.AgentHello(
-            wire.PROTOCOL,
-            __version__,
-            node,
+            protocol=wire.PROTOCOL,
+            version=__version__,
+            node=node,
             attempts=self._orders.listed(),
             capacity=capacity,
             epoch=self._epoch,
@@ -419,9 +419,9 @@ class Agent:
                     max(-wire.MAX_JUMP_MS, min(ages.jump.by_ms, wire.MAX_JUMP_MS)), ages.waits_ms
                 )
             heartbeat = wire.Heartbeat(
-                node,
-                usage,
-                beat,
+                node=node,
+                usage=usage,
+                beat=beat,
                 generation=self.guard.generation,
                 yields=self.guard.yields,
                 marks=marks,

@@ -73,8 +73,17 @@ class Outbox:
             return
         launched = self._launched.pop(attempt_id, None) or _Launched(fence, 0, (), 0)
         seq = self._ends[attempt_id] = next(self._numbers)
-        start = (launched.pid, launched.cores, mark_age_ms, launched.pid_start)
-        report = AttemptEndedReport(seq, attempt_id, fence, outcome, *start, has_checkpoint=has_checkpoint)
+        report = AttemptEndedReport(
+            seq=seq,
+            lease_id=attempt_id,
+            fence=fence,
+            outcome=outcome,
+            pid=launched.pid,
+            cores=launched.cores,
+            mark_age_ms=mark_age_ms,
+            pid_start=launched.pid_start,
+            has_checkpoint=has_checkpoint,
+        )
         self._unacknowledged[seq] = report
         if delay_ms:
             self._call_later(delay_ms, lambda: self._send_if_unacknowledged(seq))
@@ -152,7 +161,11 @@ class Outbox:
             del self._launched[attempt_id]
             seq, pid_start = next(self._numbers), launched.pid_start
             fence, pid, cores = launched.fence, launched.pid, launched.cores
-            self._post(AttemptStartedReport(seq, attempt_id, fence, pid, cores, pid_start=pid_start))
+            self._post(
+                AttemptStartedReport(
+                    seq=seq, lease_id=attempt_id, fence=fence, pid=pid, cores=cores, pid_start=pid_start
+                )
+            )
 
     def _send_if_unacknowledged(self, seq: int) -> None:
         if seq in self._unacknowledged:

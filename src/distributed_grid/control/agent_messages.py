@@ -59,8 +59,8 @@ def heartbeat_reply(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatRe
     leases = ledger.leases_of(message.node) if ledger.bindings else ()
     lent = NodeClaims(lease.claim for lease in leases if lease.engine and not lease.job and lease.claim is not None)
     return HeartbeatReply(
-        message.beat,
-        _hold_of(ledger, message.node),
+        beat=message.beat,
+        hold_ms=_hold_of(ledger, message.node),
         ray_cpu_milli=lent.cpu_milli,
         ray_memory_bytes=lent.memory_bytes,
         ray_gpu_milli=sum(lent.gpu_milli.values()),
@@ -96,8 +96,8 @@ def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToA
         assert claim is not None
         seen = ledger.observations.get(effect.node)
         return StartAttemptOrder(
-            effect.node,
-            attempt.lease_id,
+            node=effect.node,
+            lease_id=attempt.lease_id,
             fence=attempt.fence,
             job_id=effect.job.id,
             command=replace(effect.job.command, payload=""),  # only pull workers read it
@@ -133,8 +133,8 @@ def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...
     attempt = int(number) if number.isdecimal() and len(number) < MAX_NUMBER_DIGITS else 0
     if isinstance(message, AttemptStartedReport):
         return AttemptStarted(
-            uid,
-            attempt,
+            uid=uid,
+            number=attempt,
             fence=message.fence,
             pid=message.pid,
             cores=message.cores,
@@ -143,15 +143,15 @@ def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...
         )
     if isinstance(message, AttemptPausedReport):
         return AttemptPaused(
-            uid, attempt, fence=message.fence, paused=message.paused, detail=message.detail, nodes=nodes
+            uid=uid, number=attempt, fence=message.fence, paused=message.paused, detail=message.detail, nodes=nodes
         )
     if isinstance(message, CheckpointAge):
         return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)
     if isinstance(message, HeldMemory):
         return AttemptOutgrown(uid, attempt, message.fence, message.memory_bytes, nodes)
     return AttemptEnded(
-        uid,
-        attempt,
+        uid=uid,
+        number=attempt,
         fence=message.fence,
         outcome=message.outcome,
         nodes=nodes,

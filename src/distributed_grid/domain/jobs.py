@@ -119,7 +119,7 @@ MAX_RERUNS = 3
 """How often a job is run again with a bigger limit that the grid gave it."""
 
 
-class JobEstimate(Struct, frozen=True, omit_defaults=True, gc=False):
+class JobEstimate(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """What earlier runs of its command say of a job when it is submitted.
 
     `memory_limits` are the limits of its first run and of its reruns, each above the one before; there are none where
@@ -138,7 +138,7 @@ class JobEstimate(Struct, frozen=True, omit_defaults=True, gc=False):
     reduced_from_bytes: int = 0
 
 
-class Attempt(Struct, frozen=True, omit_defaults=True, gc=False):
+class Attempt(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """One run of a job under one lease; `boot` and `machine` are the node's at the time: what a restart of the machine
     interrupts, or what an agent of another machine or directory was ordered, may have run, and is not simply ordered
     again. `pid` and `pid_start` name its process. `marked_at_ms` is when it last marked a checkpoint; 0 is never.
@@ -173,7 +173,7 @@ class StopOrder(Struct, frozen=True):
     requeue: bool = False
 
 
-class Job(Row, frozen=True, omit_defaults=True, gc=False):
+class Job(Row, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """A command and its attempts. `uid` is the grid's name for it, `id` the user's; `request` is what the user asked
     for, `overruns` how often it ran over a limit that the grid gave it. `result` is what a task that ended has
     reported, as JSON. `restartable`: its user has declared that it may be started again from the beginning on another

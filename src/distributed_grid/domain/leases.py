@@ -41,7 +41,7 @@ class WorkerKind(enum.StrEnum):
     ANY = "any"
 
 
-class Request(Struct, frozen=True, omit_defaults=True, gc=False):
+class Request(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """Request for resources: user, amounts, urgency, time, place.
 
     `require`, `labels`, `affinity` and `anti_affinity` are constraints, `prefer` is a wish; affinities name nodes,
@@ -129,7 +129,7 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False):
         return max(self.deadline_ms - self.expects_ms, 1) if self.deadline_ms else 0
 
 
-class Lease(Row, frozen=True, omit_defaults=True, gc=False):
+class Lease(Row, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """A request and its grant; the claim is set from the grant on."""
 
     kind: ClassVar[str] = "lease"

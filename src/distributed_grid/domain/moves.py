@@ -59,7 +59,7 @@ class MovedProcess(Struct, frozen=True, omit_defaults=True):
     look: ProcessLook | None = None
 
 
-class Move(Row, frozen=True, omit_defaults=True):
+class Move(Row, frozen=True, omit_defaults=True, kw_only=True):
     """One move. `id` is also the id of the request that reserves room on the target (`lease_id` is its lease).
 
     For a job `job` is its uid from the beginning; for a process it is that of the job that takes its place, made in the
@@ -147,7 +147,7 @@ def consent_key(user: str, shape: str, cwd: str) -> str:
     return f"{user}/{cwd}\n{shape}" if cwd else f"{user}/{shape}"
 
 
-class MoveConsent(Row, frozen=True, omit_defaults=True):
+class MoveConsent(Row, frozen=True, omit_defaults=True, kw_only=True):
     """A user allows that processes of this command shape that run in this directory are restarted elsewhere, with these
     variables of theirs. One without a directory was given to an earlier version and covers nothing."""
 
@@ -169,7 +169,7 @@ class MoveConsent(Row, frozen=True, omit_defaults=True):
         return self.withdrawn
 
 
-class AutoOffloadState(Row, frozen=True, omit_defaults=True):
+class AutoOffloadState(Row, frozen=True, omit_defaults=True, kw_only=True):
     """Automatic offloading, as it was set by a person (None: as the config says), and how it fares.
 
     `failures` counts moves that failed one after the other; when there are too many it stops itself, and
@@ -190,7 +190,7 @@ class AutoOffloadState(Row, frozen=True, omit_defaults=True):
         return "auto"
 
 
-class OffloadRules(Struct, frozen=True):
+class OffloadRules(Struct, frozen=True, kw_only=True):
     """`auto_offload` of the config: from which level (thousandths) on a node is relieved, how often that is looked at,
     and how long nothing moves after a move."""
 
@@ -209,7 +209,7 @@ class Considered(Struct, frozen=True):
     reason: str
 
 
-class OffloadWatch(Row, frozen=True):
+class OffloadWatch(Row, frozen=True, kw_only=True):
     """A node between two looks: since when each resource is above its threshold (or works so much harder than others:
     `spread`), since when its memory is below the low mark again, and what the last look decided, and why.
 

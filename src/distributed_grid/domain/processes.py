@@ -67,7 +67,7 @@ class ProcessIdentity(Struct, frozen=True):
 Digest = Annotated[str, Meta(max_length=64)]
 
 
-class ProcessLook(Struct, frozen=True, omit_defaults=True):
+class ProcessLook(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Facts of a process that a move relies on, as digests: they are compared again while it stands still."""
 
     command: Digest = ""
@@ -79,7 +79,7 @@ class ProcessLook(Struct, frozen=True, omit_defaults=True):
     obstacles: Annotated[tuple[Digest, ...], Meta(max_length=64)] = ()
 
 
-class ProcessInfo(Struct, frozen=True, omit_defaults=True):
+class ProcessInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The root of a process tree and what is known of the tree as a whole.
 
     `argv` is masked where `has_secret` (a value in it looks like one): what was masked never leaves its node. Amounts

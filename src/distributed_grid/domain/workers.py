@@ -68,7 +68,7 @@ def stop_margin_ms(left_ms: int) -> int:
     return min(STOP_MARGIN_MS, left_ms // 4)
 
 
-class Worker(Row, frozen=True, omit_defaults=True):
+class Worker(Row, frozen=True, omit_defaults=True, kw_only=True):
     """One machine of a provider, from the intent to its end.
 
     `worker_type` is its kind (`cpu`, `gpu`), `offer` the provider's own name of what is started, `price_micro` what an
@@ -176,7 +176,7 @@ class Worker(Row, frozen=True, omit_defaults=True):
         return self.leaving_at_ms > 0 and self.state in (WorkerState.JOINED, WorkerState.DRAINING)
 
 
-class WorkerRules(Row, frozen=True, omit_defaults=True):
+class WorkerRules(Row, frozen=True, omit_defaults=True, kw_only=True):
     """What holds for all workers: budgets in millionths of a dollar (None: no limit), and times.
 
     `core_hour_budgets` limits what the workers of a provider use on a day, in thousandths of a core-hour.
@@ -206,7 +206,7 @@ class PastDay(Struct, frozen=True, array_like=True):
     core_ms: int
 
 
-class Spending(Row, frozen=True, omit_defaults=True):
+class Spending(Row, frozen=True, omit_defaults=True, kw_only=True):
     """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`, and the
     milliseconds of cores that they have had.
 
@@ -250,7 +250,7 @@ class OfferClosure(Row, frozen=True, omit_defaults=True):
         return self.opened
 
 
-class ScalingRules(Row, frozen=True):
+class ScalingRules(Row, frozen=True, kw_only=True):
     """Scaling settings of the config, and the workers that the provider can start, the preferred ones first; the
     ledger has one. Without a `provider` nothing is started or given back. `types_known`: the provider was asked what it
     can start; until then a request that no node can serve waits."""
@@ -305,7 +305,7 @@ class UtilizationWindow(Row, frozen=True):
         return UtilizationWindow((*kept, sample)[-MAX_UTILIZATION_SAMPLES:])
 
 
-class ScalingPlan(Struct, frozen=True):
+class ScalingPlan(Struct, frozen=True, kw_only=True):
     """What scaling would do now, and why.
 
     `worker` is what each of `count` new workers would be. `worker_ids` are those that would be given back, or that

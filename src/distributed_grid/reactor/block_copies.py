@@ -51,10 +51,10 @@ def copy_request(ledger: Ledger, block: Block, now: int, *, besides: tuple[str, 
     taken = (*(place.node for place in block.everywhere), *besides)
     own = _borrower(ledger, block) - {block.prefer}
     return Request(
-        copy_id(block.id, block.next_copy),
-        block.user,
-        Amounts(memory_bytes=block.size_bytes),
-        Priority.MEDIUM,
+        id=copy_id(block.id, block.next_copy),
+        user=block.user,
+        ask=Amounts(memory_bytes=block.size_bytes),
+        priority=Priority.MEDIUM,
         prefer=(block.prefer,) if block.prefer in ledger.nodes else (),
         wait_ms=0,
         duration_ms=max(block.ends_at_ms - now, 1),
@@ -81,7 +81,7 @@ def spot_for(
     taken = {*(place.node for place in block.everywhere), *besides}
     anywhere = replace(request, anti_affinity=tuple(name for name in request.anti_affinity if name in taken))
     for wanted in (request, anywhere) if at_home and anywhere != request else (request,):
-        asked = Lease(wanted.id, wanted, now)
+        asked = Lease(id=wanted.id, request=wanted, asked_at_ms=now)
         placement = place_newcomer(ledger, asked, now) or place_in_automatic_lease(ledger, asked, now, waits=True)
         if placement is not None:
             return asked, placement

@@ -226,7 +226,7 @@ def _charge(ledger: Ledger, cause: Cause, decision: Decision, now: int) -> Decis
     seen = changed[0] if changed else ledger.observations.get(name)
     if seen is None and isinstance(cause, NodeDeclared):
         return decision  # by the config: its agent was not heard yet
-    before = seen = seen or NodeObservation(name, 0)
+    before = seen = seen or NodeObservation(node=name, at_ms=0)
     records: list[Record] = []
     for record in decision.records:
         if record.type in _OMITTED and _records_left(seen, now) < 1:

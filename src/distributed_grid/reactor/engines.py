@@ -172,7 +172,15 @@ def _observe_node(
         if raised is not node:
             decision.changes.append(node := raised)
         own = found or fence_on(node, fence)
-        fresh = Binding(lease.id, own, node.name, place.id, now, bound_at_ms=now if found else 0, again=True)
+        fresh = Binding(
+            lease_id=lease.id,
+            fence=own,
+            node=node.name,
+            place=place.id,
+            made_at_ms=now,
+            bound_at_ms=now if found else 0,
+            again=True,
+        )
         decision.changes += [fresh, _with_bound_state(replace(lease, engine=event.name), bound=bool(found))]
         decision.records.append(_binding_record("found-bound" if found else "rebinding", lease, fresh))
     return fence
@@ -187,7 +195,7 @@ def _note_use(
     decision.changes.append(replace(binding, in_use=not binding.in_use, was_used=True))
     target, resource = lease.request.target, resource_of(lease.request.ask)
     if target in ledger.nodes:
-        state = ledger.rebalance_states.get(target) or RebalanceState(target)
+        state = ledger.rebalance_states.get(target) or RebalanceState(node=target)
         watch = replace(state.watch(resource), used_at_ms=now)
         decision.changes.append(replace(state, **{str(resource): watch}))
     if not binding.in_use:

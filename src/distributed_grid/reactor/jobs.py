@@ -93,11 +93,11 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
     if event.id in ledger.job_uids:
         raise Conflict(f"a job called {event.id} is already there; wait for it, cancel it or choose another name")
     job = Job(
-        uid,
-        event.id,
-        event.command,
-        event.request,
-        now,
+        uid=uid,
+        id=event.id,
+        command=event.command,
+        request=event.request,
+        submitted_at_ms=now,
         retries_left=event.retries,
         estimate=event.estimate,
         restartable=event.restartable,
@@ -143,14 +143,14 @@ def _submit_within_lease(ledger: Ledger, job: Job, now: int) -> Decision:
     if lacking is not None:
         raise Refused(f"{held.node}: {lacking}")
     job = replace(job, lease_id=lease.id, retries_left=0)
-    decision, lease, placed = grant(ledger, lease, Placement(held.node, Claim()), now, job=job)
+    decision, lease, placed = grant(ledger, lease, Placement(node=held.node, claim=Claim()), now, job=job)
     assert placed is not None
     decision.answer = JobAnswer(placed, lease, choice=decision.choice)
     return decision
 
 
 def _next_lease(uid: str, number: int, request: Request, now: int) -> Lease:
-    return Lease(f"{uid}.{number}", request, now, job=uid)
+    return Lease(id=f"{uid}.{number}", request=request, asked_at_ms=now, job=uid)
 
 
 def on_cancelled(ledger: Ledger, event: JobCancelled, now: int) -> Decision:
@@ -167,7 +167,7 @@ def on_detached(ledger: Ledger, event: JobDetached, now: int) -> Decision:
     if job is None:
         raise NotFound(f"no job {event.uid} is going on")
     detached = replace(job, detached_at_ms=now, detached_reason=event.reason)
-    record = Record("detached", event.by, job.uid, "", event.reason, {"job_id": job.id})
+    record = Record("detached", event.by, job.uid, "", event.reason, data={"job_id": job.id})
     return Decision([detached], [record], answer=JobAnswer(detached))
 
 
@@ -219,7 +219,7 @@ def is_untaken(ledger: Ledger, job: Job) -> bool:
 
 def _order_stop(job: Job, stop: StopOrder, rows: list[Row]) -> Decision:
     stopped = replace(job, stop=stop)
-    record = Record("stopping", job.request.user, job.uid, "", stop.detail, {"job_id": job.id})
+    record = Record("stopping", job.request.user, job.uid, "", stop.detail, data={"job_id": job.id})
     return Decision([*rows, stopped], [record], JobAnswer(stopped))
 
 
@@ -278,7 +278,7 @@ def on_paused(ledger: Ledger, event: AttemptPaused, now: int) -> Decision:
     changed = replace(job, state=advance(job.state, Step.PAUSE if event.paused else Step.RESUME))
     kind: RecordType = "paused" if event.paused else "resumed"
     return Decision(
-        [changed], [Record(kind, job.request.user, job.uid, attempt.node, event.detail, {"job_id": job.id})]
+        [changed], [Record(kind, job.request.user, job.uid, attempt.node, event.detail, data={"job_id": job.id})]
     )
 
 
@@ -347,7 +347,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         evicted_by = attempt.node if is_evicted and attempt.pid else ""
         decision.changes += _requeue(ledger, job, now, counts=not goes_on, evicted_by=evicted_by)
         why = outcome.detail or str(outcome.ending)
-        record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
+        record = Record("requeued", job.request.user, job.uid, attempt.node, why, data={"job_id": job.id})
         decision.records.append(record)
         decision.follow = [ScanQueue()]
         decision.answer = JobAnswer(job)
@@ -384,7 +384,7 @@ def _run_bigger(ledger: Ledger, decision: Decision, job: Job, bigger: BiggerLimi
     decision.changes += _requeue(ledger, job, now, counts=False)
     why = f"{over.outcome.detail if over.outcome is not None else ''}; {bigger.why}"
     data: dict[str, str | int | list[str]] = {"job_id": job.id, "memory_limit_bytes": job.given_limit_bytes}
-    decision.records.append(Record("requeued", job.request.user, job.uid, over.node, why, data))
+    decision.records.append(Record("requeued", job.request.user, job.uid, over.node, why, data=data))
     decision.follow = [ScanQueue()]
     return decision
 
@@ -396,7 +396,7 @@ def _late_report(ledger: Ledger, event: AttemptEnded) -> Decision:
     if not event.nodes or any(one.outcome is None or one.outcome.ending is not Ending.LOST for one in meant):
         return Decision()
     data: dict[str, str | int | list[str]] = {"attempt": event.number, "ending": str(event.outcome.ending)}
-    record = Record("late-report", "", event.uid, event.nodes[0], event.outcome.detail, data)
+    record = Record("late-report", "", event.uid, event.nodes[0], event.outcome.detail, data=data)
     waiting = after_late_report(ledger, event)
     return Decision([waiting] if waiting is not None else [], [record])
 
@@ -417,7 +417,9 @@ def requeue_unstarted(
     over = replace(attempt, ended_at_ms=now, outcome=Outcome(ending, detail=detail))
     job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
     decision.changes += _requeue(ledger, job, now, counts=False)
-    decision.records.append(Record("requeued", job.request.user, job.uid, attempt.node, detail, {"job_id": job.id}))
+    decision.records.append(
+        Record("requeued", job.request.user, job.uid, attempt.node, detail, data={"job_id": job.id})
+    )
     decision.follow = [ScanQueue()]
     return decision
 
@@ -462,7 +464,7 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
     node, known, running = ledger.nodes.get(event.node), set(event.attempts), set(event.running)
     ordered, since_ms = set(event.ordered), event.ordered_since_ms
     changes: list[Row] = []
-    seen = ledger.observations.get(event.node) or NodeObservation(event.node, 0)
+    seen = ledger.observations.get(event.node) or NodeObservation(node=event.node, at_ms=0)
     before = {one.lease_id: one.until_ms for one in seen.missing}
     lost: list[LeaseLost] = []
     missing: list[MissingAttempt] = []
@@ -526,7 +528,7 @@ def on_starts_expired(ledger: Ledger, event: StartsExpired, now: int) -> Decisio
         if job is None or attempt is None or (attempt.lease_id, attempt.node) != (lease_id, event.node) or attempt.pid:
             continue
         outcome = Outcome(Ending.NEVER_STARTED, detail=f"{event.node} did not start it in time", node_fault=True)
-        ended.append(AttemptEnded(job.uid, attempt.number, attempt.fence, outcome))
+        ended.append(AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome))
     return Decision(follow=ended)
 
 
@@ -572,4 +574,4 @@ def _end_record(job: Job, node: str) -> Record:
     if outcome.signal is not None:
         data["signal"] = outcome.signal
     data["cpu_ms"], data["max_memory_bytes"] = outcome.cpu_ms, outcome.max_memory_bytes
-    return Record("stopped", job.request.user, job.uid, node, outcome.detail or str(outcome.ending), data)
+    return Record("stopped", job.request.user, job.uid, node, outcome.detail or str(outcome.ending), data=data)

@@ -75,7 +75,7 @@ def on_lost(ledger: Ledger, event: LeaseLost, now: int) -> Decision:
     attempt = job.attempt
     assert attempt is not None
     outcome = Outcome(Ending.LOST, detail=event.detail)
-    return Decision(follow=[AttemptEnded(job.uid, attempt.number, attempt.fence, outcome)])
+    return Decision(follow=[AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome)])
 
 
 CLAIMS_READ = "claims_read"
@@ -94,7 +94,9 @@ def on_claimed(ledger: Ledger, event: LeaseClaimed, now: int) -> Decision:
     request = event.request
     if request.id in ledger.leases or request.id in ledger.by_request:
         return Decision()
-    lease = Lease(request.id, request, event.granted_at_ms, node=event.node, ends_at_ms=event.ends_at_ms)
+    lease = Lease(
+        id=request.id, request=request, asked_at_ms=event.granted_at_ms, node=event.node, ends_at_ms=event.ends_at_ms
+    )
     node = ledger.nodes.get(event.node)
     problem = request.problem() or (None if node is not None else f"{event.node} is not a node of this grid")
     if not is_plausible_epoch(epoch_of(event.fence), ledger.counters.get("epoch", 0)):

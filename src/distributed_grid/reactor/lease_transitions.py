@@ -78,11 +78,11 @@ def grant(
     boot, machine = (seen.boot, seen.machine) if seen is not None else ("", "")
     used = ledger.leases.get(lease.request.within, granted).claim
     attempt = Attempt(
-        len(job.attempts) + 1,
-        lease.id,
-        place.node,
-        granted.fence,
-        now,
+        number=len(job.attempts) + 1,
+        lease_id=lease.id,
+        node=place.node,
+        fence=granted.fence,
+        assigned_at_ms=now,
         boot=boot,
         machine=machine,
         memory_limit_bytes=used.memory_bytes if used is not None else 0,
@@ -124,7 +124,7 @@ def _carve(ledger: Ledger, place: Placement, user: Lease, fence: int, now: int) 
         lease = ledger.leases[lease_id]
         target, resource = lease.request.target, resource_of(lease.request.ask)
         taken = claimed_amount(lease, resource) - claimed_amount(replace(lease, claim=left), resource)
-        state = states.get(target) or ledger.rebalance_states.get(target) or RebalanceState(target)
+        state = states.get(target) or ledger.rebalance_states.get(target) or RebalanceState(node=target)
         states[target] = replace(state, **{str(resource): replace(state.watch(resource), used_at_ms=now)})
         why = f"{describe(resource, taken)} of it for {user.job or user.id}"
         data: dict[str, str | int | list[str]] = {"action": USED, "resource_type": str(resource), "target_node": target}
@@ -149,7 +149,14 @@ def _carve(ledger: Ledger, place: Placement, user: Lease, fence: int, now: int) 
 
 def binding_for(ledger: Ledger, lease: Lease, fence: int, now: int, *, again: bool = False) -> Binding:
     """The binding that a lease needs in the engine of its node, under this fence."""
-    return Binding(lease.id, fence, lease.node, ledger.nodes[lease.node].engine_node, now, again=again)
+    return Binding(
+        lease_id=lease.id,
+        fence=fence,
+        node=lease.node,
+        place=ledger.nodes[lease.node].engine_node,
+        made_at_ms=now,
+        again=again,
+    )
 
 
 def lease_record(type_: RecordType, lease: Lease, job: Job | None, reason: str = "") -> Record:

@@ -49,7 +49,7 @@ def on_asked(ledger: Ledger, event: LeaseAsked, now: int) -> Decision:
         if lease is None or lease.request != event.request:
             raise Conflict(f"request {event.request.id} was used before for something else")
         return Decision(answer=LeaseAnswer(lease))
-    lease = Lease(event.request.id, event.request, now)
+    lease = Lease(id=event.request.id, request=event.request, asked_at_ms=now)
     return admit(ledger, lease, now, job=None)
 
 
@@ -148,7 +148,7 @@ def _preempt(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[D
     if plan is None:
         return None
     leaving, awaits = preempt_victims(ledger, plan, lease, now)
-    there = Placement(plan.node, plan.claim)
+    there = Placement(node=plan.node, claim=plan.claim)
     decision, lease, job = grant(ledger, lease, there, now, job=job, awaits=awaits, displaced=plan.awaits)
     decision.changes = leaving.changes + decision.changes
     decision.records += leaving.records

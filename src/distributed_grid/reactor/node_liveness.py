@@ -59,7 +59,7 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         return Decision()
     overused_since = (last.overused_since_ms if last is not None else 0) or now
     seen = replace(
-        last or NodeObservation(event.name, now),
+        last or NodeObservation(node=event.name, at_ms=now),
         at_ms=now,
         usage=event.usage,
         beat=event.beat,
@@ -177,7 +177,7 @@ def _declare_lost(ledger: Ledger, node: Node, decision: Decision) -> None:
     if room <= 0:
         decision.later = [TimePassed()]
         return
-    seen = ledger.observations.get(node.name) or NodeObservation(node.name, 0)
+    seen = ledger.observations.get(node.name) or NodeObservation(node=node.name, at_ms=0)
     is_decided = node.state is NodeState.SUSPECT or bool(ledger.leases_on.get(node.name))
     if is_decided and not seen.lost and not node.is_pull:
         decision.changes.append(replace(seen, lost=True))

@@ -50,7 +50,7 @@ def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: in
         if doubted is not node:
             changes.append(doubted)
         if node.hold_ms:  # the last owner may have renewed its holds until just now
-            changes.append(NodeObservation(node.name, 0, held_until_ms=hold_deadline(node, now)))
+            changes.append(NodeObservation(node=node.name, at_ms=0, held_until_ms=hold_deadline(node, now)))
     return Decision(changes)
 
 
@@ -153,7 +153,7 @@ def on_agent_rejected(ledger: Ledger, event: AgentRejected, now: int) -> Decisio
     """Note why an agent was turned away; the audit trail gets it at most once in `REJECTED_EVERY_MS`."""
     if event.node not in ledger.nodes:
         return Decision()
-    seen = ledger.observations.get(event.node) or NodeObservation(event.node, 0)
+    seen = ledger.observations.get(event.node) or NodeObservation(node=event.node, at_ms=0)
     if seen.rejected_at_ms and now - seen.rejected_at_ms < REJECTED_EVERY_MS:
         return Decision()
     rejected = replace(seen, rejected=event.why, rejected_at_ms=now)
@@ -270,6 +270,6 @@ def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
         state = advance(advance(state, Step.LEAVE), Step.JOIN)
     stopped = replace(node, state=state, wanted=False, reclaim="")
     offer = ledger.offers.get(node.name)
-    decision.changes = [stopped, NodeObservation(node.name, 0, missing=missing)]
+    decision.changes = [stopped, NodeObservation(node=node.name, at_ms=0, missing=missing)]
     decision.changes += [] if offer is None else [replace(offer, withdrawn=True)]
     return decision

@@ -40,7 +40,9 @@ HOUR_MS = 3_600_000
 
 def a_claim(name: str = "b1", *, node: str = "gpu2", cores: int = 2, fence: int = FENCE, at: int = NOW) -> LeaseClaimed:
     request = a_request(name, cores=cores, target="gpu1", anti_affinity=("gpu1",), duration_s=3600)
-    return LeaseClaimed(request, node, Claim(1000 * cores), fence, at, NOW + HOUR_MS)
+    return LeaseClaimed(
+        request=request, node=node, claim=Claim(1000 * cores), fence=fence, granted_at_ms=at, ends_at_ms=NOW + HOUR_MS
+    )
 
 
 def a_start(new_scenario, *nodes) -> Scenario:

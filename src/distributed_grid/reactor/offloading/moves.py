@@ -38,13 +38,13 @@ def on_requested(ledger: Ledger, event: events.MoveRequested, now: int) -> Decis
         raise BadInput(f"the id of a move begins with {MOVE_PREFIX}: {asked.id!r}")
     _check_nodes(ledger, asked)
     move = Move(
-        asked.id,
-        asked.user,
-        asked.source,
-        asked.target,
-        asked.way,
-        asked.request,
-        now,
+        id=asked.id,
+        user=asked.user,
+        source=asked.source,
+        target=asked.target,
+        way=asked.way,
+        request=asked.request,
+        requested_at_ms=now,
         state_at_ms=now,
         reason=asked.reason,
         automatic=asked.automatic,
@@ -247,7 +247,7 @@ def on_consent_given(ledger: Ledger, event: events.ConsentGiven, now: int) -> De
     if known is not None and known.variables == consent.variables:
         return Decision()
     details = {"variables": [*consent.variables], "directory": consent.cwd}
-    record = Record("move-consent", consent.user, consent.shape, "", "given", details)
+    record = Record("move-consent", consent.user, consent.shape, "", "given", data=details)
     return Decision([consent], [record])
 
 

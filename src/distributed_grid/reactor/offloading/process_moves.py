@@ -239,13 +239,13 @@ def _new_job(ledger: Ledger, move: Move, now: int) -> tuple[Job, Lease]:
     wanted = replace(
         move.request, id=uid, user=move.user, require=(), wait_ms=FOREVER_MS, target="", origin=move.source
     )
-    lease = Lease(f"{uid}.1", wanted, now, job=uid)
+    lease = Lease(id=f"{uid}.1", request=wanted, asked_at_ms=now, job=uid)
     job = Job(
-        uid,
-        uid if not move.job_id or move.job_id in ledger.job_uids else move.job_id,
-        replace(move.command, workdir=move.final or move.command.workdir),
-        wanted,
-        now,
+        uid=uid,
+        id=uid if not move.job_id or move.job_id in ledger.job_uids else move.job_id,
+        command=replace(move.command, workdir=move.final or move.command.workdir),
+        request=wanted,
+        submitted_at_ms=now,
         lease_id=lease.id,
         restartable=True,
         moved_at_ms=now,
@@ -259,7 +259,7 @@ def _estimate(measured_bytes: int) -> JobEstimate | None:
     one that needs more is run again with more."""
     if not measured_bytes:
         return None
-    return JobEstimate(tuple(measured_bytes * growth for growth in MEMORY_GROWTHS), tier="measured")
+    return JobEstimate(memory_limits=tuple(measured_bytes * growth for growth in MEMORY_GROWTHS), tier="measured")
 
 
 def _follow_job(ledger: Ledger, move: Move, now: int) -> Decision:

@@ -33,8 +33,10 @@ def lease_host(ledger: Ledger, worker: Worker, now: int) -> Decision:
     if not worker.host:
         return Decision()
     user, ask = worker.by or GRID_USER, host_amounts(worker)
-    request = Request(host_lease_id(worker.id), user, ask, require=(worker.host,), wait_ms=0, worker=worker.id)
-    lease = Lease(request.id, request, now)
+    request = Request(
+        id=host_lease_id(worker.id), user=user, ask=ask, require=(worker.host,), wait_ms=0, worker=worker.id
+    )
+    lease = Lease(id=request.id, request=request, asked_at_ms=now)
     placement = place_newcomer(ledger, lease, now)
     if placement is None:
         why = reasons.never_fits(ledger, request) or reasons.why_not_now(ledger, request, now)

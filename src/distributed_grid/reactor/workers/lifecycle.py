@@ -62,7 +62,9 @@ def known_worker(ledger: Ledger, worker_id: str) -> Worker:
 
 def worker_record(kind: RecordType, worker: Worker, reason: str = "", by: str = "") -> Record:
     data = {"provider": worker.provider, "worker_type": worker.worker_type, "offer": worker.offer}
-    return Record(kind, by or worker.by, worker.id, worker.node, reason, {**data, "price_micro": worker.price_micro})
+    return Record(
+        kind, by or worker.by, worker.id, worker.node, reason, data={**data, "price_micro": worker.price_micro}
+    )
 
 
 def on_requested(ledger: Ledger, event: WorkerRequested, now: int) -> Decision:

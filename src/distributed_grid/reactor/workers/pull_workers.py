@@ -45,7 +45,7 @@ def on_registered(ledger: Ledger, event: PullWorkerRegistered, now: int) -> Deci
     stale = [one.lease_id for one in taken if one.started_at_ms and one.machine != node.incarnation]
     why = f"{node.name} was registered anew, by another process than the one that ran it"
     lost: list[Cause] = [LeaseLost(lease_id, why) for lease_id in stale[:MAX_LEASES_PER_STEP]]
-    decision.follow = [*lost, HeartbeatReceived(node.name, event.usage), *decision.follow]
+    decision.follow = [*lost, HeartbeatReceived(name=node.name, usage=event.usage), *decision.follow]
     if stale[MAX_LEASES_PER_STEP:]:
         decision.later = [event]
     return decision
@@ -69,7 +69,7 @@ def on_task_asked(ledger: Ledger, event: TaskAsked, now: int) -> Decision:
     node = registered_worker(ledger, event.worker, event.incarnation)
     last = ledger.observations.get(node.name)
     usage = last.usage if last is not None and last.usage is not None else Usage()
-    running, over = frozenset(event.running), Decision(follow=[HeartbeatReceived(node.name, usage)])
+    running, over = frozenset(event.running), Decision(follow=[HeartbeatReceived(name=node.name, usage=usage)])
     attempts = [(job.attempt.assigned_at_ms, job.uid, job) for job in ledger.jobs_of(node.name) if job.attempt]
     for _, _, job in sorted(attempts, key=lambda entry: entry[:2]):
         attempt = job.attempt
@@ -79,14 +79,14 @@ def on_task_asked(ledger: Ledger, event: TaskAsked, now: int) -> Decision:
         if job.state is JobState.STOPPING:
             assert job.stop is not None
             outcome = Outcome(job.stop.ending, detail=job.stop.detail)
-            over.follow.append(AttemptEnded(job.uid, attempt.number, attempt.fence, outcome))
+            over.follow.append(AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome))
             continue
         decision = _handed_out(ledger, job, node, now)
-        seen = last or NodeObservation(node.name, 0)
+        seen = last or NodeObservation(node=node.name, at_ms=0)
         decision.changes.append(replace(seen, handed_out=job.uid, handed_out_ask=event.ask_id))
         decision.follow = over.follow
         return decision
-    seen = ledger.observations.get(node.name) or NodeObservation(node.name, 0)
+    seen = ledger.observations.get(node.name) or NodeObservation(node=node.name, at_ms=0)
     over.changes.append(replace(seen, asking_since_ms=now))
     if ledger.waiting and not seen.asking_since_ms:
         over.follow.append(ScanQueue())
@@ -121,7 +121,7 @@ def _given_back(ledger: Ledger, job: Job, node: Node, why: str, now: int) -> Dec
     if job.state is JobState.STOPPING:
         assert job.stop is not None
         outcome = Outcome(job.stop.ending, detail=job.stop.detail)
-        return Decision(follow=[AttemptEnded(job.uid, attempt.number, attempt.fence, outcome)])
+        return Decision(follow=[AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome)])
     untaken = replace(job, attempts=(*job.attempts[:-1], replace(attempt, started_at_ms=0, machine="")))
     return requeue_unstarted(ledger, untaken, LeaseEnd.RECLAIMED, why, now, ending=Ending.NEVER_STARTED)
 
@@ -139,7 +139,7 @@ def _handed_out(ledger: Ledger, job: Job, node: Node, now: int) -> Decision:
         lease = replace(lease, state=advance(lease.state, Step.BIND))
         changes.append(lease)
     data = {"job_id": job.id, "attempt": attempt.number}
-    record = Record("started", job.request.user, job.uid, node.name, "taken by the worker", data)
+    record = Record("started", job.request.user, job.uid, node.name, "taken by the worker", data=data)
     return Decision(changes, [record], JobAnswer(job, lease))
 
 

@@ -78,7 +78,7 @@ def _next_action(ledger: Ledger, order: ScaleWorkers, now: int) -> tuple[Decisio
         wanted = replace(plan.worker, id=order.ids[0], by=GRID_USER, why=plan.reason)
         return lifecycle.on_requested(ledger, WorkerRequested(wanted, order.wall_ms), now), rest
     except GridError as refusal:
-        record = Record("not-scaled", GRID_USER, "scaling", "", str(refusal), {"action": plan.action})
+        record = Record("not-scaled", GRID_USER, "scaling", "", str(refusal), data={"action": plan.action})
         return Decision(records=[record]), replace(plan, worker_ids=(), count=0)
 
 
@@ -113,4 +113,4 @@ def _kept(worker: Worker, event: OutputsCollected) -> Record:
     files = f"{event.files:,} file{'' if event.files == 1 else 's'} of ended jobs brought home"
     lost = f", {len(event.lost):,} lost: {'; '.join(event.lost[:MAX_LOST_LISTED])}" if event.lost else ""
     data = {"files": event.files, "bytes": event.bytes, "lost": list(event.lost[:MAX_LOST_LISTED])}
-    return Record("outputs-kept", GRID_USER, worker.id, worker.node, files + lost, data)
+    return Record("outputs-kept", GRID_USER, worker.id, worker.node, files + lost, data=data)

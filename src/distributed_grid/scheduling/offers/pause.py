@@ -53,7 +53,7 @@ OWNER, LAST_MINUTE = "its owner", "over the last minute"
 OWNER_WORDS = (OWNER, LAST_MINUTE)  # reasons with these words come from the owner's use of a machine
 
 
-class OfferPause(Struct, frozen=True):
+class OfferPause(Struct, frozen=True, kw_only=True):
     """A resource that is paused: a GPU with its `index`; the mark, and the mean of the last minute.
 
     While that is above the mark, `returns_at_ms` is the earliest return: when the mean would be at the mark were
@@ -157,7 +157,11 @@ def pauses(node: Node, seen: NodeObservation) -> tuple[OfferPause, ...]:
             continue
         if used > mark:
             returns_at_ms = _earliest_return(recent, at, min(WINDOW_MS, limits.dwell_ms), mark)
-            paused.append(OfferPause(resource, mark, used, returns_at_ms, index))
+            paused.append(
+                OfferPause(
+                    resource=resource, mark_milli=mark, measured_milli=used, returns_at_ms=returns_at_ms, index=index
+                )
+            )
             continue
         fades_at_ms = now + ceil(HISTORY_MS * log(history.above_share / MAX_ABOVE_SHARE))
         since_ms = now if history.below_since_ms is None else history.below_since_ms

@@ -171,7 +171,7 @@ _WAYS = list(Way)
 _NEVER_RECOMMENDED = (ProcessType.INTERACTIVE, ProcessType.DAEMON)
 
 
-class Proposal(Struct, frozen=True):
+class Proposal(Struct, frozen=True, kw_only=True):
     """A piece of work on a node, and what could be done with it.
 
     Either `process` is set, or `job` (its uid) and `job_id`. `ask` is what it needs on the target. `way`, `target` and
@@ -263,11 +263,11 @@ def _propose_job(scan: PressureScan, node: str, job: Job, lease: Lease, targets:
     started_ms = job.attempt.started_at_ms if job.attempt is not None else 0
     how: JobWay = job_way(scan.ledger, job, lease, scan.now)
     proposal = Proposal(
-        node,
-        job.request.user,
-        one_line(shown_command(job.command.argv, MAX_COMMAND_CHARS)),
-        known.type,
-        job.sized_request.ask,
+        node=node,
+        user=job.request.user,
+        command=one_line(shown_command(job.command.argv, MAX_COMMAND_CHARS)),
+        process_type=known.type,
+        ask=job.sized_request.ask,
         age_ms=max(scan.now - (started_ms or job.submitted_at_ms), 0),
         job=job.uid,
         job_id=job.id,
@@ -291,11 +291,11 @@ def _propose_process(
 ) -> Proposal:
     known, ask = classify(process), process_ask(process)
     proposal = Proposal(
-        node,
-        process.user,
-        one_line(shown_command(process.argv, MAX_COMMAND_CHARS) or process.name),
-        known.type,
-        ask,
+        node=node,
+        user=process.user,
+        command=one_line(shown_command(process.argv, MAX_COMMAND_CHARS) or process.name),
+        process_type=known.type,
+        ask=ask,
         age_ms=max(process.age_ms, 0),
         process=process,
         reasons=(*_pressure(scan, node), *map(one_line, known.reasons)),
@@ -316,7 +316,7 @@ def _propose_process(
         needs_consent=not has_consent,
         reasons=(*proposal.reasons, lost, *_consent(shape, where, has_consent)),
     )
-    request = Request(f"{MOVE_PREFIX}{process.pid}", process.user, ask)
+    request = Request(id=f"{MOVE_PREFIX}{process.pid}", user=process.user, ask=ask)
     proposal = _with_target(scan, proposal, request, targets, process.needs)
     if proposal.movable and process.needs and proposal.target not in absent:
         proposal = replace(proposal, confidence=proposal.confidence * UNCHECKED_MILLI // 1000)
@@ -400,7 +400,7 @@ def _relief(scan: PressureScan, one: Proposal, kind: ResourceType) -> int:
 def _request_of(scan: PressureScan, one: Proposal) -> Request:
     if one.process is None:
         return scan.ledger.jobs[one.job].sized_request
-    return Request(f"{MOVE_PREFIX}{one.process.pid}", one.user, one.ask)
+    return Request(id=f"{MOVE_PREFIX}{one.process.pid}", user=one.user, ask=one.ask)
 
 
 def _moves_of(scan: PressureScan, node: str, process: ProcessInfo) -> Iterator[Move]:

@@ -310,7 +310,7 @@ def _listed(names: Sequence[str]) -> str:
 RUNNERS_UP = 2
 
 
-class Placement(Struct, frozen=True):
+class Placement(Struct, frozen=True, kw_only=True):
     """A node and the exact claim there, with the number of nodes that fit and the runners-up with their scores.
 
     `preferred`: the request prefers the node, and another would be the best without that. `others` are the nodes of the

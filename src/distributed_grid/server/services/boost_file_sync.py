@@ -183,10 +183,10 @@ def claim_of(boost: StoredBoost, offset_ms: int) -> LeaseClaimed:
     gpu_milli = sum(share.milli for share in claim.gpus)
     gpu_memory = max((share.memory_bytes for share in claim.gpus), default=0)
     request = Request(
-        boost.boost_id,
-        boost.user,
-        Amounts(claim.cpu_milli, claim.memory_bytes, gpu_milli, gpu_memory, claim.custom),
-        Priority.parse(boost.priority),
+        id=boost.boost_id,
+        user=boost.user,
+        ask=Amounts(claim.cpu_milli, claim.memory_bytes, gpu_milli, gpu_memory, claim.custom),
+        priority=Priority.parse(boost.priority),
         require=(boost.source_node,),
         wait_ms=0,
         duration_ms=max(ends_at_ms - granted_at_ms, 0) if ends_at_ms else 0,

@@ -78,10 +78,10 @@ class TaskService:
             payload=_json(op.payload, "the task") if op.payload is not None else "{}",
         )
         request = Request(
-            op.request_id,
-            user,
-            required_amounts(op.requirements),
-            Priority.parse(op.priority),
+            id=op.request_id,
+            user=user,
+            ask=required_amounts(op.requirements),
+            priority=Priority.parse(op.priority),
             wait_ms=FOREVER_MS if op.wait_seconds is None else round(1000 * op.wait_seconds),
             team=caller.team if user == caller.user else "",
             strategy=Strategy.FITTEST,
@@ -92,7 +92,9 @@ class TaskService:
         )
         task_id = op.task_id or f"task-{op.request_id[:12]}"
         estimate = await self._estimate(op, command, user)
-        answer = await self._grid.handle(JobSubmitted(task_id, command, request, op.retries, estimate))
+        answer = await self._grid.handle(
+            JobSubmitted(id=task_id, command=command, request=request, retries=op.retries, estimate=estimate)
+        )
         assert isinstance(answer, JobAnswer)
         return JobDetail(job=JobRow.of(self._viewer(), answer.job), reasons=list(answer.reasons))
 
@@ -206,7 +208,14 @@ class TaskService:
         if attempt.outcome is None:
             is_own = op.user in ("", job.request.user)
             outcome = _outcome(op, attempt, self._grid.now_ms(), is_own=is_own)
-            event = AttemptEnded(job.uid, attempt.number, op.fence, outcome, (op.worker_id,), result=result)
+            event = AttemptEnded(
+                uid=job.uid,
+                number=attempt.number,
+                fence=op.fence,
+                outcome=outcome,
+                nodes=(op.worker_id,),
+                result=result,
+            )
             answer = await self._grid.handle(event)
             if isinstance(answer, JobAnswer):
                 return _accepted(answer.job, repeated=False)

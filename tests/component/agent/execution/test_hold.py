@@ -199,7 +199,7 @@ def test_a_hold_that_is_renewed_too_late_gives_up_what_was_being_prepared(tmp_pa
         agent.send(with_workdir(a_start("a.1", "sleep", "1000"), hold_ms=400))
         await until(lambda: files.asked)
         await asyncio.sleep(0.6)
-        agent.send(wire.HeartbeatReply(boot_ms(), 60_000))
+        agent.send(wire.HeartbeatReply(beat=boot_ms(), hold_ms=60_000))
         await until(control.ends)
         files.arrive.set()
         await asyncio.sleep(0.1)
@@ -213,7 +213,7 @@ def test_a_hold_that_is_renewed_in_time_lets_it_be_prepared_and_run(tmp_path: Pa
     async def scenario(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
         agent.send(with_workdir(a_start("a.1", "true"), hold_ms=30_000))
         await until(lambda: files.asked)
-        agent.send(wire.HeartbeatReply(boot_ms(), 60_000))
+        agent.send(wire.HeartbeatReply(beat=boot_ms(), hold_ms=60_000))
         files.arrive.set()
         await until(control.ends)
         assert control.ends()[0].outcome.exit_code == 0

@@ -70,7 +70,7 @@ def test_a_reader_over_the_link_begins_behind_the_dropped_output(driver: Driver)
 
     async def read() -> None:
         reader = AttemptFileReader(driver.root, receive)
-        reader.received(ReadFile(1, "a-1", b"stdout", 100, 1 << 30))
+        reader.received(ReadFile(stream=1, lease_id="a-1", name=b"stdout", offset=100, credit=1 << 30))
         while not chunks or chunks[-1].data:
             await asyncio.sleep(0.001)
         reader.close()

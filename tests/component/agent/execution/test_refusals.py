@@ -44,7 +44,16 @@ class Control:
 
 def a_start(lease: str = "a.1", *argv: str, fence: int = 7) -> wire.StartAttemptOrder:
     command = Command(argv or ("true",), (("PATH", "/usr/bin:/bin"),))
-    return wire.StartAttemptOrder("gpu1", lease, fence, "job", command, Claim(), HOLD_MS, boot_ms())
+    return wire.StartAttemptOrder(
+        node="gpu1",
+        lease_id=lease,
+        fence=fence,
+        job_id="job",
+        command=command,
+        claim=Claim(),
+        hold_ms=HOLD_MS,
+        beat=boot_ms(),
+    )
 
 
 Scenario = Callable[[Agent, AttemptHost, Control], Awaitable[None]]
@@ -83,7 +92,7 @@ def test_an_order_in_time_runs_and_is_told_until_it_is_acknowledged(tmp_path: Pa
         report = control.ends()[0]
         assert report.outcome.exit_code == 0
         assert "a.1" in agent.greeting("gpu1")[0].attempts
-        agent.welcomed(wire.Welcome(wire.PROTOCOL, "0", 1, HOLD_MS, 2000))
+        agent.welcomed(wire.Welcome(protocol=wire.PROTOCOL, version="0", epoch=1, hold_ms=HOLD_MS, heartbeat_ms=2000))
         assert control.ends() == [report, report]
         agent.send(wire.AcknowledgeReport(report.seq))
         assert agent.greeting("gpu1")[0].attempts == ()

@@ -101,7 +101,9 @@ def test_a_worker_with_blocks_is_not_terminated_before_they_have_moved() -> None
     scenario.evaluate(seconds=1)
     scenario.heartbeat(worker_id)
     scenario.release("later")
-    scenario.handle(BlockAsked("block1", "ada", GB, 3_600_000, home="home", prefer=worker_id))
+    scenario.handle(
+        BlockAsked(id="block1", user="ada", size_bytes=GB, term_ms=3_600_000, home="home", prefer=worker_id)
+    )
     assert scenario.ledger.leases_on[worker_id]
     assert scenario.evaluate(seconds=200).worker_ids == (worker_id,), "blocks can move: they are no lease"
     assert not collection_effects(scenario.ledger)

@@ -117,7 +117,12 @@ def seconds_to_first_lease(policy: str, interval_s: int) -> float:
     while not scenario.leases:
         while heard <= scenario.now:
             used = level(heard) * 10 * GB // 1000
-            history.add("master", Usage(0, 0, used, used), a_capacity(cores=8, memory_gb=10), heard)
+            history.add(
+                "master",
+                Usage(cpu_busy_milli=0, cpu_outside_milli=0, memory_bytes=used, memory_outside_bytes=used),
+                a_capacity(cores=8, memory_gb=10),
+                heard,
+            )
             heard += BEAT_MS
         reading, ahead_ms = (
             a_reading("master", memory=level(scenario.now)),
