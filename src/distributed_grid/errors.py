@@ -80,6 +80,14 @@ class TimedOut(GridError):
     exit_code = 124
 
 
+class JobFailed(GridError):
+    """A command that had to succeed did not; `result` is its `Result`, output included."""
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result  # None where the error comes from elsewhere
+
+
 class StoreRefused(GridError):
     """The database cannot be used as it is, and was left untouched; an administrator has to look at it."""
 

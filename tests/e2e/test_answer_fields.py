@@ -47,6 +47,7 @@ UNASKED = {
     "fetch_files": "streams files",
     "list_events": "streams events",
     "run_in_boost": "answers as submit_job does",
+    "run_in_lease": "answers as submit_job does",
     "request_boost": "recorded by its REST answer",
     "reassess_workers": "one number",
     "withdraw_consent": "needs a process with a consent",

@@ -66,7 +66,12 @@ def test_a_long_queue_is_shown_in_part_with_the_number_left_out(grid: Shell) -> 
     assert f"{QUEUED:,} waiting" in text
     assert f"… and {QUEUED + 1 - 10:,} more (grid jobs list)" in text
     assert f"{QUEUED:,} queued" in text
-    assert f"of {QUEUED + 1:,} jobs; " in grid("jobs", "list", check=0).stderr
+    listed = grid("jobs", "list", check=0)
+    assert listed.stderr.startswith(f"grid: the last 200 of {QUEUED + 1:,} jobs; ")
+    assert len(listed.stdout.splitlines()) == 201
+    names = [job["job_id"] for job in grid.json("jobs", "list")]
+    assert names[-1] == "runs"
+    assert sorted(names) == sorted([*(f"j{number}" for number in range(QUEUED)), "runs"])
     url = grid.json("daemon", "status")["rest"]
     token = (grid.host_dir / "token").read_text().strip()
     headers = {"Authorization": f"Bearer {token}"}

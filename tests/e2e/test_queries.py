@@ -165,4 +165,9 @@ def test_no_list_is_cut_without_a_word(grid: Shell) -> None:
     assert len(listed.stdout.splitlines()) == 21
     assert listed.stderr == "grid: the last 20 of 55 jobs; --limit N lists more of them, --all all\n"
     assert grid("jobs", "list", "-l", "7", check=0).stderr.startswith("grid: the last 7 of 55 jobs; ")
-    assert grid("jobs", "list", "--all", check=0).stderr == ""
+    everything = grid("jobs", "list", "--all", check=0)
+    assert (everything.stderr, len(everything.stdout.splitlines())) == ("", 56)
+    as_json = grid("jobs", "list", "--json", check=0)
+    names = [job["job_id"] for job in json.loads(as_json.stdout)]
+    assert (as_json.stderr, names) == ("", [f"held-{number}" for number in range(55)])
+    assert [job["job_id"] for job in grid.json("jobs", "list", "-l", "3")] == names[-3:]

@@ -66,6 +66,7 @@ CHANGING = (
     requests.RequestBoost,
     requests.SubmitJob,
     requests.RunInBoost,
+    requests.RunInLease,
     requests.AllocateBlock,
     requests.CreateToken,
     requests.CreateJoinToken,
@@ -109,7 +110,7 @@ def is_long(op: requests.Message) -> bool:
         | requests.WaitForJob
         | requests.AllocateBlock
         | requests.DrainNode
-        | requests.RunInBoost,
+        | requests.CommandInLease,
     )
 
 

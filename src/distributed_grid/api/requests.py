@@ -341,17 +341,18 @@ class SubmitJob(PlacementOptions, frozen=True, kw_only=True):
         return _problem_of(self)
 
 
-class RunInBoost(Message, frozen=True, kw_only=True):
-    """A command that uses a boost, on the node that lends it."""
+class CommandInLease(Message, frozen=True, kw_only=True):
+    """A command that uses what its user has leased."""
 
     request_id: Id
-    boost_id: Name
     argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=20_000)]
     job_id: Name = ""
     env: dict[str, str] = field(default_factory=dict)
     cwd: Text = ""
     workdir: OptionalHash = ""
     given: Names = ()
+    timeout_seconds: Seconds = 0.0
+    grace_seconds: Seconds = 5.0
     fetch: Patterns = ()
     fetch_to: Text = ""
     overwrite: bool = False
@@ -362,7 +363,19 @@ class RunInBoost(Message, frozen=True, kw_only=True):
         return _problem_of(self)
 
 
-def _problem_of(op: SubmitJob | RunInBoost) -> str | None:
+class RunInBoost(CommandInLease, frozen=True, kw_only=True):
+    """A command that uses a boost, on the node that lends it."""
+
+    boost_id: Name
+
+
+class RunInLease(CommandInLease, frozen=True, kw_only=True):
+    """A command that uses a lease of its user, on the node of the lease; one at a time."""
+
+    allocation_id: LeaseName
+
+
+def _problem_of(op: SubmitJob | CommandInLease) -> str | None:
     if op.job_id and not _JOB_ID.fullmatch(op.job_id):
         return f"the job id {op.job_id!r} may only have {_JOB_ID_WORDS}"
     if op.fetch_to and not op.fetch_to.startswith("/"):
@@ -1032,6 +1045,6 @@ def convert(fields: dict[str, Any], kind: type[T], *, strict: bool = True) -> T:
 
 
 def _checked(op: T) -> T:
-    if isinstance(op, SubmitJob | RunInBoost | SubmitTask) and (problem := op.problem()) is not None:
+    if isinstance(op, SubmitJob | CommandInLease | SubmitTask) and (problem := op.problem()) is not None:
         raise BadInput(problem)
     return op

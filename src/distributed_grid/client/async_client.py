@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from distributed_grid.client.client import Client, check_peer
 from distributed_grid.client.conversation import (
@@ -18,6 +20,7 @@ from distributed_grid.client.conversation import (
     Conversation,
     JsonObject,
     Part,
+    ReconnectBackoff,
     answer_of,
     connection_lost,
     encode,
@@ -26,29 +29,35 @@ from distributed_grid.client.conversation import (
     no_answer,
 )
 from distributed_grid.client.operations import AsyncOperations, Operations, keeps_config
+from distributed_grid.client.transports import Transport
+from distributed_grid.errors import GridError, Unreachable
 from distributed_grid.posix.sockets import short_path
 from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:
+    from distributed_grid.client.operations import ReadLogsFields
     from distributed_grid.config import ClusterConfig
 
+T = TypeVar("T")
 _LOST = (*LOST, FileNotFoundError)
 
 
 class AsyncClient(AsyncOperations):
     """Client of the control plane; every call has a connection of its own, so calls never wait for each other."""
 
-    def __init__(self, state_dir: StateDir, config: ClientConfig) -> None:
+    def __init__(self, state_dir: StateDir, config: ClientConfig, connect: Callable[[], Client] | None = None) -> None:
+        """`connect` makes the blocking client that starts a control plane where none runs."""
         self._state_dir = state_dir
         self._config = config
+        self._connect = connect or partial(Client, state_dir, config)
 
     async def start(self) -> None:
         """Make sure that a control plane runs and has our config."""
-        with Client(self._state_dir, self._config) as client:
+        with self._connect() as client:
             await asyncio.to_thread(client.get_daemon_info)
 
     async def greet(self) -> JsonObject:
-        """What the control plane says of itself and its nodes when a client connects."""
+        """The control plane's answer to our hello: its version, its config and its nodes."""
         return await self._exchange(None, any_config=False)
 
     async def call(self, op: str, **arguments: Any) -> JsonObject:
@@ -82,6 +91,38 @@ class AsyncClient(AsyncOperations):
         except _LOST as lost:
             await self.start()
             raise connection_lost() from lost
+
+
+class AsyncioTransport(Transport):
+    """The grid for coroutines of the running event loop."""
+
+    def __init__(self, client: AsyncClient, state_dir: StateDir) -> None:
+        super().__init__(state_dir)
+        self._client = client
+
+    async def greet(self) -> JsonObject:
+        return await self._client.greet()
+
+    async def call(self, op: str, **arguments: Any) -> JsonObject:
+        return await self._client.call(op, **arguments)
+
+    async def follow_logs(self, position: Callable[[], ReadLogsFields]) -> AsyncIterator[tuple[bytes, Part]]:
+        backoff = ReconnectBackoff()
+        while True:
+            try:
+                async for kind, part in self._client.read_logs(**position()):
+                    backoff.reset()
+                    yield kind, part
+                return
+            except Unreachable as loss:  # the control plane went away: the next one knows the job
+                await asyncio.sleep(backoff.delay_after(loss))
+
+    async def withdraw_job(self, uid: str) -> None:
+        with contextlib.suppress(GridError):
+            await asyncio.shield(self._client.cancel_job(job_id=uid))
+
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work)
 
 
 class _Connection:
@@ -157,7 +198,7 @@ class GridSession:
         await self._client.start()
 
     async def stop(self) -> None:
-        """Detach from the grid; what was borrowed stays borrowed until it is released or its time is over."""
+        """Detach from the grid; leases stay until they are released or expire."""
 
 
 class BlockingSession(Operations):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 IDLE_SECONDS = 900.0
 START_SECONDS = 60.0
 RECONNECT_SECONDS = 6.0
-"""How long a command that only shows something waits for the next control plane, which others may start."""
+"""Wait of a query for the next control plane, which another command may start."""
 
 
 class Client(Operations):
@@ -89,8 +89,8 @@ class Client(Operations):
             self._socket = None
         self._conversation = Conversation()
 
-    def greet(self) -> Message:
-        """What the control plane said of itself and its nodes when we connected."""
+    def greet(self) -> JsonObject:
+        """The control plane's answer to our hello: its version, its config and its nodes."""
         self._connect()
         return self._conversation.welcome
 

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 from distributed_grid.errors import BadInput, GridError, Unreachable
@@ -23,16 +22,15 @@ LAST_CONFIG = "config.last"
 """Copy of the config that was used last, in the directory of this host."""
 MAX_LOG_BYTES = 10 * 1024 * 1024
 INHERITED_VARIABLES = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-"""What the daemon inherits of the environment; others, such as LD_PRELOAD, only where a test sets GRID_KEEP_ENV."""
+"""Variables that the daemon inherits; others, such as LD_PRELOAD, only where a test sets GRID_KEEP_ENV."""
 
 
 class StartedDaemon(NamedTuple):
-    """A control plane that was just started: the config it uses, and what the user should know about that."""
+    """A control plane that was just started, and the config it uses."""
 
     config: str | None
-    notes: list[str]
-    simulated: int = 0
-    """How many simulated nodes the config has."""
+    notes: list[str]  # for the user
+    simulated: int = 0  # number of simulated nodes of the config
 
 
 def start_daemon(
@@ -40,11 +38,16 @@ def start_daemon(
 ) -> StartedDaemon | None:
     """Start a control plane and wait until it serves; None where another one was quicker."""
     state_dir.create()
-    _rotate_log(state_dir.log)
+    with contextlib.suppress(OSError):
+        if state_dir.log.stat().st_size > MAX_LOG_BYTES:
+            state_dir.log.replace(state_dir.log.with_suffix(".log.old"))
     reader, writer = os.pipe()
     variables = pack_variables(_config_variables(config, state_dir))
+    kept = INHERITED_VARIABLES + tuple(filter(None, os.environ.get("GRID_KEEP_ENV", "").split(",")))
+    # The caller's secrets do not belong in a process that serves everybody.
+    environment = {name: os.environ[name] for name in (*kept, "PYTHONPATH") if name in os.environ}
     try:
-        with open(state_dir.log, "ab", opener=_open_private) as log:
+        with open(state_dir.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
             command = [sys.executable, "-m", "distributed_grid.server", "--state-dir", str(state_dir.root)]
             command += ["--report", str(writer), "--idle-seconds", str(idle_seconds)]
             command += ["--stay"] if stay else []
@@ -57,29 +60,19 @@ def start_daemon(
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                env=_environment(),
+                env={**environment, "GRID_ROLE": "daemon"},
                 pass_fds=(writer, variables),
                 start_new_session=True,
                 umask=0o077,
             )
     except OSError as failure:
         os.close(reader)
-        what = failure.filename or sys.executable
-        raise GridError(f"the control plane could not be started: {what}: {failure.strerror}") from failure
+        subject = failure.filename or sys.executable
+        raise GridError(f"the control plane could not be started: {subject}: {failure.strerror}") from failure
     finally:
         os.close(writer)
         os.close(variables)
     return _await_report(reader, process, state_dir)
-
-
-def _environment() -> dict[str, str]:
-    """A clean environment, because the caller's secrets do not belong in a process that serves everybody."""
-    kept = INHERITED_VARIABLES + tuple(filter(None, os.environ.get("GRID_KEEP_ENV", "").split(",")))
-    clean = {name: os.environ[name] for name in kept if name in os.environ}
-    clean["GRID_ROLE"] = "daemon"
-    if "PYTHONPATH" in os.environ:
-        clean["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    return clean
 
 
 def _config_variables(config: str | None, state_dir: StateDir) -> dict[str, str]:
@@ -94,36 +87,18 @@ def _config_variables(config: str | None, state_dir: StateDir) -> dict[str, str]
     return {}
 
 
-def _rotate_log(log: Path) -> None:
-    """Bound the size of the log; one old log is kept."""
-    with contextlib.suppress(OSError):
-        if log.stat().st_size > MAX_LOG_BYTES:
-            log.replace(log.with_suffix(".log.old"))
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def _await_report(reader: int, process: subprocess.Popen[bytes], state_dir: StateDir) -> StartedDaemon | None:
     """Wait for the daemon's report; for one that ends without any, raise the last line of its log."""
     with os.fdopen(reader, "rb") as pipe:
         line = pipe.readline()
     if not line:
-        code = process.wait()
-        raise Unreachable(
-            f"the control plane ended while starting (exit {code}); see {state_dir.log}{_last_line(state_dir.log)}"
-        )
+        code, lines = process.wait(), []
+        with contextlib.suppress(OSError):
+            lines = state_dir.log.read_text(errors="replace").strip().splitlines()
+        last = f": {lines[-1][:200]}" if lines else ""
+        raise Unreachable(f"the control plane ended while starting (exit {code}); see {state_dir.log}{last}")
     report = json.loads(line)
     if report["state"] == "failed":
         raise BadInput(report["message"]) if report.get("bad_input") else GridError(report["message"])
     process.returncode = 0  # it lives on by itself: nobody here waits for it
     return StartedDaemon(report["config"], report["notes"], report["simulated"]) if report["state"] == "ready" else None
-
-
-def _last_line(log: Path) -> str:
-    try:
-        lines = log.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return f": {lines[-1][:200]}" if lines else ""

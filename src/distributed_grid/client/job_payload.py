@@ -37,7 +37,8 @@ def caller_environment(extra: dict[str, str]) -> dict[str, str]:
     base = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     base |= {name: value for name, value in os.environ.items() if name.startswith("LC_")}
     base = {name: value for name, value in base.items() if is_utf8(value)}
-    base["PATH"] = _with_interpreter(base.get("PATH", os.defpath))
+    path, own = base.get("PATH", os.defpath), os.path.dirname(sys.executable)
+    base["PATH"] = path if own in path.split(":") else f"{path}:{own}"  # `python` works where the system has none
     for word in (*extra, *extra.values()):
         require_utf8(word)
     return base | extra
@@ -49,19 +50,13 @@ def caller_node() -> str:
     return name if name.isprintable() and len(name) <= MAX_NODE_NAME_CHARS else ""
 
 
-def _with_interpreter(path: str) -> str:
-    """The caller's PATH, and last of all this interpreter's directory: `python` works where the system has none."""
-    own = os.path.dirname(sys.executable)
-    return path if own in path.split(":") else f"{path}:{own}"
-
-
 def is_utf8(word: str) -> bool:
-    """Whether a word of the command line or the environment is UTF-8, as everything that travels must be."""
+    """True if a word of the command line or the environment is UTF-8, as every message must be."""
     return not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def require_utf8(*words: str) -> None:
-    """Raise BadInput for what is not UTF-8."""
+    """Raise BadInput for a word that is not UTF-8."""
     for word in words:
         if not is_utf8(word):
             raise BadInput(f"only UTF-8 text can be passed on, not {os.fsencode(word)!r}")
@@ -109,12 +104,17 @@ def upload_workdir(
     try:
         directory = workdir or here or os.getcwd()
         if workdir is None:
-            _refuse_unasked(directory)
+            from distributed_grid.trees.paths import display_path
+            from distributed_grid.trees.secret_files import never_shipped_unasked
+
+            if problem := never_shipped_unasked(directory):
+                advice = "use --workdir DIR or --workdir none"
+                raise BadInput(f"the directory {display_path(directory)} {problem}; {advice}")
         return _store_directory(directory, state_dir, require, ship)
-    except BadInput as problem:
+    except BadInput as refusal:
         if workdir is not None or not near:
             raise
-        return WorkdirUpload("", near, (f"this job stays on this machine: {problem}",))
+        return WorkdirUpload("", near, (f"this job stays on this machine: {refusal}",))
     except FileNotFoundError:
         raise BadInput("the current directory does not exist any more; use --workdir none") from None
 
@@ -133,16 +133,6 @@ def check_ship(patterns: Sequence[str]) -> None:
         ShipPatterns(patterns)
 
 
-def _refuse_unasked(directory: str) -> None:
-    """Raise BadInput for a directory that is shipped only where it is named, such as a home directory."""
-    from distributed_grid.trees.paths import display_path
-    from distributed_grid.trees.secret_files import never_shipped_unasked
-
-    problem = never_shipped_unasked(directory)
-    if problem:
-        raise BadInput(f"the directory {display_path(directory)} {problem}; use --workdir DIR or --workdir none")
-
-
 def _store_directory(directory: str, state_dir: StateDir, require: Sequence[str], ship: Sequence[str]) -> WorkdirUpload:
     # Imported here because most commands ship nothing.
     from distributed_grid.trees.content_store import ContentStore
@@ -155,7 +145,7 @@ def _store_directory(directory: str, state_dir: StateDir, require: Sequence[str]
     scan = scan_directory(directory, store, own_dirs=(state_dir.root,), ship=ship)
     digest = store.add(encode(scan.manifest))
     notes = [withheld_note(scan.withheld), unused_note(scan.unused)]
-    notes += [f"{display_path(one.path)} is not shipped: {one.reason}" for one in scan.skipped[:5]]
+    notes += [f"{display_path(skipped.path)} is not shipped: {skipped.reason}" for skipped in scan.skipped[:5]]
     return WorkdirUpload(digest, tuple(require), tuple(filter(None, notes)))
 
 

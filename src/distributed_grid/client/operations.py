@@ -81,7 +81,8 @@ STARTING = frozenset(
         *("detach_job", "execute_offload", "extend_boost", "extend_lease", "identify_token", "keep_running"),
         *("manage_cluster", "name_block", "reassess_workers", "record_execution", "record_fetch"),
         *("register_pull_worker", "request_boost", "request_lease", "reserve_on_worker", "run_in_boost"),
-        *("run_scaling", "set_auto_offload", "submit_job", "submit_task", "take_task", "train_predictor"),
+        *("run_in_lease", "run_scaling", "set_auto_offload", "submit_job", "submit_task", "take_task"),
+        *("train_predictor",),
     }
 )
 OPERATIONS = KEEPING_CONFIG | STARTING

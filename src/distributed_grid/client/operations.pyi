@@ -197,17 +197,35 @@ class RequestLeaseFields(TypedDict):
 
 class RunInBoostFields(TypedDict):
     request_id: str
-    boost_id: str
     argv: Sequence[str]
     job_id: NotRequired[str]
     env: NotRequired[Mapping[str, str]]
     cwd: NotRequired[str]
     workdir: NotRequired[str]
     given: NotRequired[Sequence[str]]
+    timeout_seconds: NotRequired[float]
+    grace_seconds: NotRequired[float]
     fetch: NotRequired[Sequence[str]]
     fetch_to: NotRequired[str]
     overwrite: NotRequired[bool]
     umask: NotRequired[int]
+    boost_id: str
+
+class RunInLeaseFields(TypedDict):
+    request_id: str
+    argv: Sequence[str]
+    job_id: NotRequired[str]
+    env: NotRequired[Mapping[str, str]]
+    cwd: NotRequired[str]
+    workdir: NotRequired[str]
+    given: NotRequired[Sequence[str]]
+    timeout_seconds: NotRequired[float]
+    grace_seconds: NotRequired[float]
+    fetch: NotRequired[Sequence[str]]
+    fetch_to: NotRequired[str]
+    overwrite: NotRequired[bool]
+    umask: NotRequired[int]
+    allocation_id: str
 
 class SubmitJobFields(TypedDict):
     resources: NotRequired[Mapping[str, float]]
@@ -394,6 +412,7 @@ class Operations:
     def revoke_join_token(self, *, token_id: str) -> JoinTokenDetail: ...
     def revoke_token(self, *, token_id: str) -> TokenDetail: ...
     def run_in_boost(self, **fields: Unpack[RunInBoostFields]) -> JobDetail: ...
+    def run_in_lease(self, **fields: Unpack[RunInLeaseFields]) -> JobDetail: ...
     def run_scaling(self) -> ScalingPlanDetail: ...
     def scan_offload(self, *, node: str = ...) -> ProposalList: ...
     def set_auto_offload(self, *, action: Literal["enable", "disable", "reset"]) -> AutoOffloadStatus: ...
@@ -555,6 +574,7 @@ class AsyncOperations:
     async def revoke_join_token(self, *, token_id: str) -> JoinTokenDetail: ...
     async def revoke_token(self, *, token_id: str) -> TokenDetail: ...
     async def run_in_boost(self, **fields: Unpack[RunInBoostFields]) -> JobDetail: ...
+    async def run_in_lease(self, **fields: Unpack[RunInLeaseFields]) -> JobDetail: ...
     async def run_scaling(self) -> ScalingPlanDetail: ...
     async def scan_offload(self, *, node: str = ...) -> ProposalList: ...
     async def set_auto_offload(self, *, action: Literal["enable", "disable", "reset"]) -> AutoOffloadStatus: ...

@@ -1,23 +1,31 @@
-"""Placement arguments of Python programs: where and when a request may be served, as fields of a message."""
+"""Placement arguments of Python programs: where and when a request may be served, as fields of a message.
+
+No msgspec and no asyncio here: `grid.run` and the command line import this file.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from distributed_grid.client.job_payload import caller_node
-from distributed_grid.domain.resources import ResourceType
-from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
 from distributed_grid.number_text import plain_number
+from distributed_grid.quantities import parse_seconds
 
-Span = float | timedelta
-"""Seconds, or a timedelta."""
-Moment = float | datetime | timedelta
-"""Seconds since 1970, a moment (the local one where it has no time zone), or so much time from now."""
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from distributed_grid.domain.resources import ResourceType
+    from distributed_grid.domain.scheduling_policy import Strategy
+    from distributed_grid.quantities import Span
+
+    Moment = float | str | datetime | timedelta
+    """Seconds since 1970, a moment (local without a time zone), a text of either, or a time from now."""
+
+NODE_SPECIFIC = "node_specific"
 
 
 class PlacementArguments(TypedDict, total=False):
@@ -42,23 +50,20 @@ class PlacementArguments(TypedDict, total=False):
 
 def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) -> dict[str, Any]:
     """The fields of a message; with the strategy `node_specific` the preferred nodes are required."""
-    unknown = set(placing) - PlacementArguments.__optional_keys__
-    if unknown:
-        raise TypeError(f"no such placement argument: {', '.join(sorted(unknown))}")
-    strategy = placing.get("strategy")
-    chosen = Strategy.parse(strategy) if strategy else None
+    check_names(placing, PlacementArguments, "placement argument")
+    strategy = str(placing.get("strategy") or "").strip().lower().replace("-", "_")
     required = _names(placing.get("required_nodes", ()), "required_nodes")
     preferred = _names(prefer, "preferred_nodes")
-    if chosen is Strategy.NODE_SPECIFIC and not required:
+    if strategy == NODE_SPECIFIC and not required:
         required, preferred = preferred, []
     expects, deadline = placing.get("expects"), placing.get("deadline")
     return {
-        "strategy": str(chosen or ""),
+        "strategy": strategy,
         "prefer": preferred,
         "require": required,
         "resources": {resource_name(kind): finite_amount(amount) for kind, amount in placing.get("also", {}).items()},
         "gpu_models": _names(placing.get("gpu_models", ()), "gpu_models"),
-        "gpu_memory_gb": float(placing.get("gpu_memory_gb", 0.0)),
+        "gpu_memory_gb": finite_amount(placing.get("gpu_memory_gb", 0.0)),
         "labels": _labels(placing.get("labels", ())),
         "affinity": _names(placing.get("affinity", ()), "affinity"),
         "anti_affinity": _names(placing.get("anti_affinity", ()), "anti_affinity"),
@@ -67,6 +72,13 @@ def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) ->
         "deadline": _moment(deadline) if deadline is not None else 0.0,
         "origin": caller_node(),
     }
+
+
+def check_names(options: Mapping[str, Any], known: Any, noun: str) -> None:
+    """Raise TypeError for an option that a TypedDict does not have, as Python does for an unknown parameter."""
+    unknown = set(options) - known.__optional_keys__
+    if unknown:
+        raise TypeError(f"no such {noun}: {', '.join(sorted(unknown))}")
 
 
 def resource_name(resource_type: ResourceType | str) -> str:
@@ -81,24 +93,34 @@ def finite_amount(amount: float) -> float:
     return float(amount)
 
 
-def positive_seconds(span: Span, what: str) -> float:
+def positive_seconds(span: Span, noun: str) -> float:
     """A span of time in seconds; it must be more than nothing."""
-    seconds = span.total_seconds() if isinstance(span, timedelta) else float(span)
+    if isinstance(span, str):
+        seconds = parse_seconds(span, noun)
+    else:
+        seconds = span.total_seconds() if hasattr(span, "total_seconds") else float(span)
     if not math.isfinite(seconds) or seconds <= 0:
-        raise BadInput(f"{what} must be more than zero seconds, not {plain_number(seconds)}")
+        raise BadInput(f"{noun} must be more than zero seconds, not {plain_number(seconds)}")
     return seconds
 
 
 def _moment(moment: Moment) -> float:
-    if isinstance(moment, datetime):
-        at = moment.timestamp()
-    elif isinstance(moment, timedelta):
-        at = time.time() + moment.total_seconds()
-    else:
-        at = float(moment)
-    if not math.isfinite(at) or at <= time.time():
+    from datetime import datetime, timedelta  # most requests have no deadline
+
+    try:
+        if isinstance(moment, str) and not moment.startswith("+"):
+            moment = datetime.fromisoformat(moment)
+        if isinstance(moment, datetime):
+            wall_seconds = moment.timestamp()
+        elif isinstance(moment, timedelta):
+            wall_seconds = time.time() + moment.total_seconds()
+        else:
+            wall_seconds = float(moment) + (time.time() if isinstance(moment, str) else 0.0)
+    except (ValueError, OverflowError):
+        raise BadInput(f"a deadline is +SECONDS or a time such as 2026-05-01T18:00, not {moment!r}") from None
+    if not time.time() < wall_seconds < math.inf:
         raise BadInput(f"the deadline {moment} is over already")
-    return at
+    return wall_seconds
 
 
 def _names(names: Sequence[str], what: str) -> list[str]:

@@ -1,14 +1,14 @@
-"""Tasks and their runs as people write them down, in the fields that the control plane takes.
+"""Fields of requests about tasks and their runs, from the mappings that people write.
 
-A task is a command, or a type with parameters. Names that mean the same are taken alike: `memory_mb`, `peak_memory_mb`
-and `{"memory": {"used_mb": …}}` are one quantity. What is not listed here is left out.
+A task is a command, or a type with parameters. Several names are one quantity: `memory_mb`, `peak_memory_mb` and
+`{"memory": {"used_mb": …}}`. Names that are not listed here are ignored.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from distributed_grid.errors import BadInput
@@ -62,7 +62,7 @@ def task_fields(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def execution_fields(task_id: str, execution: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a run that is over: its task, and what it used."""
+    """The fields of an ended run: its task, and its measured use."""
     if not isinstance(execution, Mapping):
         raise BadInput(f"an execution is a mapping of names to values, not {type(execution).__name__}")
     inner = [execution[name] for name in ("task", "task_data") if isinstance(execution.get(name), Mapping)]
@@ -89,13 +89,13 @@ def execution_fields(task_id: str, execution: Mapping[str, Any]) -> dict[str, An
 
 
 def _parameters(task: Mapping[str, Any]) -> dict[str, float | str]:
-    found: dict[str, Any] = {name: task[name] for name in KNOWN_PARAMETERS if name in task}
+    parameters: dict[str, Any] = {name: task[name] for name in KNOWN_PARAMETERS if name in task}
     for name in PARAMETERS:
         if isinstance(task.get(name), Mapping):
-            found.update(task[name])
+            parameters.update(task[name])
     return {
         str(name)[:MAX_WORD_CHARS]: value[:MAX_WORD_CHARS] if isinstance(value, str) else float(value)
-        for name, value in found.items()
+        for name, value in parameters.items()
         if isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))
     }
 
@@ -111,31 +111,27 @@ def _words(command: Any) -> list[str]:
     raise BadInput("a command is a text or a list of words")
 
 
-def _first(found: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((found[name] for name in names if found.get(name)), None)
+def _first(task: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((task[name] for name in names if task.get(name)), None)
 
 
-def _quantity(found: Mapping[str, Any], units: Mapping[str, int]) -> int | None:
-    """The first of these that is there, in base units; None where none is."""
-    number = _number(found, {name: float(unit) for name, unit in units.items()})
+def _quantity(fields: Mapping[str, Any], units: Mapping[str, int]) -> int | None:
+    """The first of these quantities that is given, in base units."""
+    number = _number(fields, {name: float(unit) for name, unit in units.items()})
     return None if number is None else round(number)
 
 
-def _number(found: Mapping[str, Any], units: Mapping[str, float]) -> float | None:
+def _number(fields: Mapping[str, Any], units: Mapping[str, float]) -> float | None:
+    """The first of these that is given, at a plain name or a dotted one."""
     for name, unit in units.items():
-        for value in _values(found, name):
+        outer, _, inner = name.partition(".")
+        value = fields.get(outer)
+        if inner:
+            value = value.get(inner) if isinstance(value, Mapping) else None
+        elif isinstance(value, Mapping):
+            value = None
+        if value is not None:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2**60 / unit:
                 raise BadInput(f"{name} must be a number, 0 or more, not {value!r}")
             return value * unit
     return None
-
-
-def _values(found: Mapping[str, Any], name: str) -> Iterator[Any]:
-    """The value at a dotted name, if it is there."""
-    outer, _, inner = name.partition(".")
-    value = found.get(outer)
-    if not inner:
-        if value is not None and not isinstance(value, Mapping):
-            yield value
-    elif isinstance(value, Mapping) and value.get(inner) is not None:
-        yield value[inner]

@@ -212,7 +212,7 @@ def check_process(process: ProcessInfo, node: str, variables: Sequence[str]) -> 
     is_sound = (
         len(process.argv) <= MAX_ARGV
         and len(process.streams) <= 3
-        and all(len(each) <= MAX_PATHS for each in lists)
+        and all(len(paths_of_kind) <= MAX_PATHS for paths_of_kind in lists)
         and all(len(text) <= MAX_TEXT_CHARS for text in texts)
         and all(0 <= number < MAX_NUMBER for number in numbers)
         and process.pid < 2**31

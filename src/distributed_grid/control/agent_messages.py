@@ -72,7 +72,6 @@ def heartbeat_reply(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatRe
 
 
 def announced_end(ledger: Ledger, node: str, now: int) -> AnnouncedEnd | None:
-    """The announced end of a worker's machine."""
     worker = ledger.workers.get(node) if ledger.workers else None
     if worker is None or worker.notice is None or not worker.leaving_at_ms:
         return None
@@ -164,7 +163,6 @@ def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...
 
 
 def move_order(effect: OrderMoveStep) -> MoveOrder:
-    """The order of a step of a move to the agent of its source."""
     move, step = effect.move, effect.step
     returns = step is Step.RETURN
     order = MoveOrder(

@@ -203,7 +203,7 @@ class StartDeadlines:
         deadlines, node, seen = self._of_node.get(name), ledger.nodes.get(name), ledger.observations.get(name)
         if not deadlines or node is None or seen is None:
             return ()
-        for lease_id in [one for one in deadlines if not _is_unstarted(ledger, one, name)]:
+        for lease_id in [started for started in deadlines if not _is_unstarted(ledger, started, name)]:
             del deadlines[lease_id]
         late = []
         for lease_id, deadline in deadlines.items():
@@ -299,9 +299,9 @@ class AgentSessions:
                 via.send(RejectAgent(f"{message.node} is registered as a pull worker, which has no agent"))
                 return
             if not is_plausible_epoch(message.epoch, epoch):
-                why = f"it has seen epoch {message.epoch} of a control plane, and this one is only at {epoch}"
-                why += ": its epoch.json is damaged or another grid's; remove that file and start the agent again"
-                await self._reject(why, via)
+                reason = f"it has seen epoch {message.epoch} of a control plane, and this one is only at {epoch}"
+                reason += ": its epoch.json is damaged or another grid's; remove that file and start the agent again"
+                await self._reject(reason, via)
                 return
             if message.capacity is not None:
                 await self._grid.handle_with_retry(
@@ -399,7 +399,9 @@ class AgentSessions:
     def _is_missing(self, effect: AttemptEffect) -> bool:
         """True if another agent than this node's may run the attempt: then this one gets no orders about it."""
         seen, attempt = self._grid.ledger.observations.get(effect.node), effect.job.attempt
-        return seen is not None and any(one.lease_id == attempt.lease_id for one in seen.missing if attempt is not None)
+        return seen is not None and any(
+            other.lease_id == attempt.lease_id for other in seen.missing if attempt is not None
+        )
 
     def _is_served_by(self, node: str, via: AgentSide) -> bool:
         return (via, node) in self._greeted or self._agents.get(node) is via
@@ -418,9 +420,9 @@ class AgentSessions:
             if message.capacity is not None:
                 await self._redeclare(message.node, message.capacity.value())
             if message.end is not None and message.node in self._grid.ledger.workers:
-                said = message.end  # before the reports behind it: what they free must not be used there again
+                end = message.end  # before the reports behind it: what they free must not be used there again
                 await self._grid.handle(
-                    WorkerEndAnnounced(message.node, said.why, said.ends_in_ms, withdrawn=said.withdrawn)
+                    WorkerEndAnnounced(message.node, end.why, end.ends_in_ms, withdrawn=end.withdrawn)
                 )
             await self._grid.handle(NodeHeard(message.node))
             if message.marks:
@@ -458,11 +460,15 @@ class AgentSessions:
                 await self._grid.handle_with_retry(StartsExpired(message.node, late))
         # Attempts seen on this machine without a trace at its agent are given up once they are seen no more.
         seen = self._grid.ledger.observations.get(message.node)
-        if seen is None or all(one.until_ms for one in seen.missing):
+        if seen is None or all(attempt.until_ms for attempt in seen.missing):
             return
-        missing = {one.lease_id for one in seen.missing if not one.until_ms}
+        missing = {attempt.lease_id for attempt in seen.missing if not attempt.until_ms}
         attempts = [job.attempt for job in self._grid.ledger.jobs_of(message.node) if job.attempt is not None]
-        running = {one.lease_id for one in attempts if one.lease_id in missing and self._registry.is_running(one)}
+        running = {
+            attempt.lease_id
+            for attempt in attempts
+            if attempt.lease_id in missing and self._registry.is_running(attempt)
+        }
         if missing - running:
             await self._grid.handle_with_retry(AttemptsGone(message.node, tuple(sorted(missing - running))))
 
@@ -491,22 +497,22 @@ class AgentSessions:
         )
         await self._grid.handle_with_retry(listed)
 
-    async def _reject(self, why: str, via: AgentSide) -> None:
-        await self.record_rejection(why, via)  # before its connection is closed, and what is under way on it ends
-        via.send(RejectAgent(why))
+    async def _reject(self, reason: str, via: AgentSide) -> None:
+        await self.record_rejection(reason, via)  # before its connection is closed, and what is under way on it ends
+        via.send(RejectAgent(reason))
 
-    async def record_rejection(self, why: str, via: AgentSide) -> None:
+    async def record_rejection(self, reason: str, via: AgentSide) -> None:
         """Record the rejection of an agent, as the reason why its node is not alive."""
-        log.warning("the agent of %s is turned away: %s", ", ".join(via.nodes), why)
+        log.warning("the agent of %s is turned away: %s", ", ".join(via.nodes), reason)
         try:
-            await self._grid.handle_all(AgentRejected(name, why) for name in via.nodes)
+            await self._grid.handle_all(AgentRejected(name, reason) for name in via.nodes)
         except GridError as failure:  # it comes again
             log.warning("that was not recorded: %s", failure)
 
     def _send_welcome(self, hello: AgentHello, node: Node, epoch: int, via: AgentSide) -> None:
         """Let this agent serve its node. Another one is not answered from now on: its attempts end with its hold."""
         self._agents.pop(hello.node, None)
-        for other, name in [one for one in self._greeted if one[1] == hello.node]:
+        for other, name in [greeted for greeted in self._greeted if greeted[1] == hello.node]:
             del self._greeted[other, name]
         self._greeted[via, hello.node] = hello
         self.versions[hello.node] = (hello.version, hello.python)
@@ -622,8 +628,6 @@ class AgentInbox:
 
 
 class AttemptComparison(Struct):
-    """Effects that an agent has not performed, and its attempts that have ended."""
-
     missing: list[AttemptEffect]
     unwanted: list[str]
     fence: int

@@ -141,10 +141,10 @@ class AgentGateway:
         if not asked:
             self._questions.pop(via, None)
 
-    def rejected(self, why: str, via: AgentSide) -> None:
+    def rejected(self, reason: str, via: AgentSide) -> None:
         """Record why an agent that broke the protocol is disconnected."""
         if self._is_running and via.nodes not in self._rejections:
-            recording = self.sessions.record_rejection(why, via)
+            recording = self.sessions.record_rejection(reason, via)
             task = self._rejections[via.nodes] = start_logged(recording, f"the rejection of {via.nodes}")
             task.add_done_callback(lambda done: self._rejections.pop(via.nodes, None))
 

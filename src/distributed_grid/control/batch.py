@@ -71,8 +71,6 @@ class DecisionFailed(Exception):
 
 
 class DecidedBatch(msgspec.Struct):
-    """Changes and audit records of one batch."""
-
     now: int
     changes: list[Row] = []
     records: list[Record] = []
@@ -199,7 +197,6 @@ class BatchSettler:
         return None
 
     def _ended_row(self, row_type: type[R], request_id: str) -> R | None:
-        """The row of a request that is over, of this batch or of the history."""
         row = self._ended.get((row_type.kind, request_id))
         if isinstance(row, row_type):
             return row

@@ -45,16 +45,12 @@ class Corrupted(GridError):
 
 
 class StoredShare(Struct, frozen=True):
-    """A part of a device."""
-
     index: Annotated[int, Meta(ge=0, lt=2**16)]
     milli: Annotated[int, Meta(gt=0, le=WHOLE_GPU)]
     memory_bytes: Amount = 0
 
 
 class StoredClaim(Struct, frozen=True):
-    """The resources that a boost holds on its node."""
-
     cpu_milli: Amount = 0
     memory_bytes: Amount = 0
     gpus: Annotated[tuple[StoredShare, ...], Meta(max_length=MAX_GPUS)] = ()
@@ -111,8 +107,6 @@ class _Document(Struct, frozen=True):
 
 
 class BoostFileContents(Struct, frozen=True):
-    """The readable boosts of the file."""
-
     boosts: tuple[StoredBoost, ...] = ()
     problem: str = ""  # of the rest
 

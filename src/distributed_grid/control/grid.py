@@ -75,11 +75,9 @@ class LoopSlices:
             pass
 
     async def select(self, rows: Sequence[T], fits: Callable[[T], bool]) -> list[T]:
-        """The rows that fit."""
         return await self._collect(rows, lambda chunk: filter(fits, chunk))
 
     async def convert(self, rows: Sequence[T], value_of: Callable[[T], V]) -> list[V]:
-        """A value for each row."""
         return await self._collect(rows, lambda chunk: map(value_of, chunk))
 
     async def _collect(self, rows: Sequence[T], values: Callable[[Sequence[T]], Iterable[V]]) -> list[V]:
@@ -105,8 +103,6 @@ def tasks_key(worker: str) -> str:
 
 
 class Clock(Protocol):
-    """The grid's own time."""
-
     def now_ms(self) -> int:
         """Milliseconds since the epoch, never going back."""
 
@@ -295,7 +291,6 @@ class Grid:
 
     @property
     def store(self) -> Store:
-        """The history; only for reading."""
         return self._store
 
     def now_ms(self) -> int:

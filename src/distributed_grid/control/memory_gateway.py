@@ -55,8 +55,6 @@ log = logging.getLogger(__name__)
 
 
 class IssueCertificate(Protocol):
-    """Issues the certificates of memory servers."""
-
     def __call__(self, node: str) -> tuple[bytes, bytes]:
         """A certificate for the memory server of a node and its key, as PEM; empty where the network is trusted."""
 
@@ -129,9 +127,9 @@ class MemoryGateway:
                 return
             message = whole
         if isinstance(message, CopiesFreedReport):
-            for at in range(0, len(message.copies), MAX_COPIES_PER_EVENT):
+            for start in range(0, len(message.copies), MAX_COPIES_PER_EVENT):
                 await self._grid.handle_with_retry(
-                    events.CopiesFreed(message.copies[at : at + MAX_COPIES_PER_EVENT], nodes)
+                    events.CopiesFreed(message.copies[start : start + MAX_COPIES_PER_EVENT], nodes)
                 )
             for node in nodes:
                 unwanted = self._unwanted.get(node, {})
@@ -187,16 +185,15 @@ class MemoryGateway:
 def event_of(
     message: MemoryServedReport | MemoryFailedReport | CopyMadeReport | MemoryReclaimReport, nodes: tuple[str, ...]
 ) -> events.Event:
-    """The event of a report of an agent that serves these nodes."""
     if isinstance(message, MemoryServedReport):
-        at = message.endpoint
+        endpoint = message.endpoint
         lender = MemoryServerRow(
             node=message.node,
-            host=at.host,
-            port=at.port,
-            fingerprint=at.fingerprint,
-            path=at.path,
-            incarnation=at.incarnation,
+            host=endpoint.host,
+            port=endpoint.port,
+            fingerprint=endpoint.fingerprint,
+            path=endpoint.path,
+            incarnation=endpoint.incarnation,
             key_bytes=message.key,
         )
         return events.MemoryServed(lender, message.on_disk)
@@ -218,7 +215,6 @@ def _unknown_copies(ledger: Ledger, message: MemoryServedReport) -> list[str]:
 
 
 def issue_use_ticket(ledger: Ledger, block: Block, copy: BlockCopy, now: int) -> Ticket:
-    """A ticket to read and write a copy of a block, in the block's current generation."""
     return _issue(ledger, block, copy, block.generation, READ | WRITE, now)
 
 

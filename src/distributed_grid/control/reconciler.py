@@ -57,7 +57,6 @@ class Reconciler:
             raise
 
     def wake(self) -> None:
-        """Begin the next round at once."""
         self._woken.set()
 
     async def stop(self) -> None:
@@ -90,7 +89,6 @@ class Reconciler:
         return key in self._in_flight
 
     async def wait_for(self, key: Hashable) -> None:
-        """Return when no work of this key is under way."""
         task = self._in_flight.get(key)
         if task is not None:
             await asyncio.gather(task, return_exceptions=True)
@@ -115,11 +113,9 @@ class Reconciler:
         return self._now() - self.tries(key).first_at
 
     def forget(self, key: Hashable) -> None:
-        """Begin anew with the tries of a key."""
         self._tries.pop(key, None)
 
     def keep_only(self, keys: Container[Hashable]) -> None:
-        """Forget the tries of all other keys."""
         self._tries = {key: tries for key, tries in self._tries.items() if key in keys}
 
     @staticmethod

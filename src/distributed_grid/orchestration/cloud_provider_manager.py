@@ -11,10 +11,12 @@ import importlib
 import secrets
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import ClientConfig
+from distributed_grid.client.conversation import ClientConfig, JsonObject
+from distributed_grid.client.pages import every_page
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.view_types import WorkerOfferRow, WorkerRow
 from distributed_grid.errors import BadInput
@@ -106,8 +108,8 @@ class CloudProviderManager:
 
     def list_workers(self, provider: str = "", *, include_gone: bool = False) -> list[WorkerRow]:
         """The workers that are not proven gone, of one provider or of all."""
-        rows: list[WorkerRow] = self._call("list_workers", provider=provider, all=include_gone)["workers"]
-        return rows
+        pages = every_page(partial(self._call, "list_workers"), provider=provider, all=include_gone)
+        return [row for page in pages for row in page["workers"]]
 
     def close(self) -> None:
         """Disconnect; a second time is harmless."""
@@ -120,7 +122,7 @@ class CloudProviderManager:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _call(self, op: str, **arguments: Any) -> dict[str, Any]:
+    def _call(self, op: str, **arguments: Any) -> JsonObject:
         with self._lock:
             return self._client.call(op, **arguments)
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Buffer
 
-    from distributed_grid.client.placement_arguments import Span
     from distributed_grid.config import ClusterConfig
     from distributed_grid.control.view_types import BlockRow, MemoryStats
     from distributed_grid.memory.client.arrays import RemoteArray
+    from distributed_grid.quantities import Span
 
 __all__ = ["DistributedMemoryPool", "MemoryPool", "open_pool"]
 
@@ -44,13 +44,7 @@ def open_pool(
     compression: str = "auto",
 ) -> MemoryPool:
     """A pool for programs without an event loop and for notebooks, connected; `with open_pool() as pool` closes it."""
-    pool = MemoryPool(block_directory(config, state_dir), compression=compression)
-    try:
-        pool.connect()
-    except BaseException:
-        pool.close()
-        raise
-    return pool
+    return MemoryPool(block_directory(config, state_dir), compression=compression).connected()
 
 
 class DistributedMemoryPool(GridSession, PoolMapping):

@@ -10,8 +10,10 @@ import asyncio
 import os
 import secrets
 from collections.abc import Sequence
+from functools import partial
 
 from distributed_grid.client.async_client import GridSession
+from distributed_grid.client.pages import every_page_async
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.view_types import BoostRow, MoveRow
 from distributed_grid.domain.moves import MOVE_PREFIX
@@ -83,9 +85,9 @@ class EnhancedOffloadingExecutor(GridSession):
         return row
 
     async def list_offloading(self, *, include_ended: bool = False) -> list[MoveRow]:
-        """The moves that go on, and on request those that ended last."""
-        rows: list[MoveRow] = (await self._client.call("list_moves", all=include_ended))["moves"]
-        return rows
+        """The active moves, and on request then those that have ended, the last ended first."""
+        pages = every_page_async(partial(self._client.call, "list_moves"), all=include_ended)
+        return [row async for page in pages for row in page["moves"]]
 
     async def cancel_offloading(self, task_id: str) -> MoveRow:
         """Leave the original as it was; a second time is harmless. Refused once the original cannot go on any more:
@@ -108,8 +110,8 @@ class EnhancedOffloadingExecutor(GridSession):
     async def _target(self, recommendation: OffloadingRecommendation) -> str:
         """Where to, by the mode; empty leaves it to the grid."""
         if self.mode is not OffloadingMode.OFFLOAD_ONLY:
-            found = await self._client.call("list_boosts", node=recommendation.node_id)
-            lender = _lender(found["boosts"], recommendation)
+            pages = every_page_async(partial(self._client.call, "list_boosts"), node=recommendation.node_id)
+            lender = _lender([row async for page in pages for row in page["boosts"]], recommendation)
             if lender:
                 return lender
         return "" if self.mode is OffloadingMode.DYNAMIC_BALANCING else recommendation.target_node or ""

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.api.answers.metrics import SchedulingFigures
 from distributed_grid.client.async_client import GridSession
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.client.placement_arguments import (
-    Moment,
     PlacementArguments,
-    Span,
     finite_amount,
     placement_fields,
     positive_seconds,
@@ -28,6 +27,10 @@ from distributed_grid.domain.resources import Priority as TaskPriority
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.scheduling_policy import Strategy as SchedulingStrategy
 from distributed_grid.errors import BadInput
+
+if TYPE_CHECKING:
+    from distributed_grid.client.placement_arguments import Moment
+    from distributed_grid.quantities import Span
 
 __all__ = [
     "Alternative",
@@ -90,7 +93,7 @@ class SchedulingRequest:
         main = needs.pop(0)
         everything = (main, *needs)
         where: PlacementArguments = {
-            "strategy": self.strategy,
+            "strategy": SchedulingStrategy.parse(self.strategy) if self.strategy else None,
             "required_nodes": self.required_nodes,
             "also": {resource_name(need.resource_type): need.amount for need in needs},
             "gpu_models": [model for need in everything for model in need.gpu_models],
@@ -179,7 +182,7 @@ class IntelligentScheduler(GridSession):
 
     async def get_scheduling_status(self) -> SchedulingStatus:
         """How well requests are served, who is open, what is held, and how many wait."""
-        status = await self._client.call("get_status")
+        status: Any = await whole_status_async(self._client)
         figures: SchedulingFigures = (await self._client.call("get_metrics", kind="scheduling"))["scheduling"]
         sharing = (await self._client.call("get_config"))["config"]["resource_sharing"]
         return {

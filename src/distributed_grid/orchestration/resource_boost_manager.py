@@ -12,10 +12,12 @@ import uuid
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from distributed_grid.agent.ray_boost.ray_boost import use_placement_group
 from distributed_grid.client.async_client import GridSession
+from distributed_grid.client.pages import every_page_async, joined
 from distributed_grid.client.placement_arguments import finite_amount, positive_seconds, resource_name
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.view_types import BoostRow, BoostStatus
@@ -142,12 +144,13 @@ class ResourceBoostManager(GridSession):
 
     async def get_active_boosts(self, target_node: str | None = None) -> list[ResourceBoost]:
         """The boosts that are active, of all nodes or of one."""
-        found = await self._client.call("list_boosts", node=target_node or "")
-        return [_boost(row) for row in found["boosts"] if row["is_active"]]
+        pages = every_page_async(partial(self._client.call, "list_boosts"), node=target_node or "")
+        return [_boost(row) async for page in pages for row in page["boosts"] if row["is_active"]]
 
     async def get_boost_status(self) -> BoostStatus:
         """How many boosts are active, how much that is of each kind, every one of them, and what is wrong."""
-        found = await self._client.call("list_boosts")
+        pages = every_page_async(partial(self._client.call, "list_boosts"))
+        found = joined([page async for page in pages], "boosts")
         return {
             "active_boosts": found["active_boosts"],
             "totals": found["totals"],

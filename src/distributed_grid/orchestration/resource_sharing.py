@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from distributed_grid.api.framing import JSON
 from distributed_grid.client.async_client import AsyncClient, locate_grid
+from distributed_grid.client.pages import every_page_async
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
@@ -74,7 +76,8 @@ class ResourceSharingProtocol:
                 row["generation"],
                 row["state"],
             )
-            for row in (await self._client.call("get_status"))["offers"]
+            async for page in every_page_async(partial(self._client.call, "list_offers"))
+            for row in page["offers"]
         ]
 
     async def get_workers(self) -> list[dict[str, Any]]:

@@ -10,12 +10,12 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.async_client import GridSession
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.client.placement_arguments import (
     PlacementArguments,
-    Span,
     finite_amount,
     placement_fields,
     positive_seconds,
@@ -26,6 +26,9 @@ from distributed_grid.domain.rebalancing import SharingPolicy
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import BadInput
+
+if TYPE_CHECKING:
+    from distributed_grid.quantities import Span
 
 __all__ = ["AllocationPriority", "ResourceRequest", "ResourceSharingManager", "ResourceStatus", "SharingPolicy"]
 
@@ -124,7 +127,7 @@ class ResourceSharingManager(GridSession):
 
     async def get_resource_status(self) -> ResourceStatus:
         """Whether and how the grid shares, the offers, and the allocations."""
-        status = await self._client.call("get_status")
+        status: Any = await whole_status_async(self._client)
         sharing = (await self._client.call("get_config"))["config"]["resource_sharing"]
         return {
             "enabled": sharing["enabled"],

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.async_client import GridSession
-from distributed_grid.client.placement_arguments import Span
+from distributed_grid.client.pages import whole_status_async
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.view_types import AllocationRow, ClusterStatus
 from distributed_grid.domain.rebalancing import SharingPolicy
@@ -17,6 +18,9 @@ from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.monitoring.resource_metrics import ControlPlaneMetrics, ResourceMetricsCollector, ResourceSnapshot
 from distributed_grid.orchestration.intelligent_scheduler import IntelligentScheduler
 from distributed_grid.orchestration.resource_sharing_manager import ResourceSharingManager
+
+if TYPE_CHECKING:
+    from distributed_grid.quantities import Span
 
 
 class ResourceSharingOrchestrator(GridSession):
@@ -53,7 +57,7 @@ class ResourceSharingOrchestrator(GridSession):
 
     async def get_cluster_status(self) -> ClusterStatus:
         """Everything at a glance: nodes, offers, allocations, jobs, the queue, and scheduling figures."""
-        status = await self._client.call("get_status")
+        status: Any = await whole_status_async(self._client)
         summary = (await self._client.call("get_metrics", kind="summary"))["summary"]
         scheduling = (await self._client.call("get_metrics", kind="scheduling"))["scheduling"]
         config = (await self._client.call("get_config"))["config"]

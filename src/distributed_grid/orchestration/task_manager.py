@@ -7,10 +7,12 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from distributed_grid.api.worker_resources import required_amounts
 from distributed_grid.client.async_client import BlockingSession
+from distributed_grid.client.pages import every_page
 from distributed_grid.domain.resources import Priority
 from distributed_grid.errors import BadInput
 
@@ -62,8 +64,9 @@ class TaskManager:
 
     @property
     def task_queue(self) -> list[Task]:
-        """The tasks that wait, in the order of their age, at most a thousand; changing the list changes nothing."""
-        return [task_of(view) for view in self._session.call("list_tasks")["tasks"]]
+        """The tasks that wait, in the order of their age; changing the list changes nothing."""
+        pages = every_page(partial(self._session.call, "list_tasks"))
+        return [task_of(view) for page in pages for view in page["tasks"]]
 
     def add_task(self, task: Mapping[str, Any]) -> str:
         """Queue a task; its id. What the dictionary says besides the keys below is the worker's to read. A task without

@@ -59,7 +59,6 @@ class CheckpointShipper:
         grid.follow(self._on_changes)
 
     async def run(self) -> None:
-        """Ship until cancelled."""
         await self._work.run(self._reconcile, POLL_SECONDS)
 
     def perform(self, effect: ShipCheckpoint) -> None:

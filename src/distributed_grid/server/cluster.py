@@ -180,7 +180,6 @@ class ClusterService:
         return op.nodes or tuple(self._nodes)
 
     async def status(self, op: requests.ManageCluster) -> ClusterMachines:
-        """The nodes of the config."""
         names, ray = self._named(op), await self.ray.endpoints.view()
         rows = await self._grid.read(lambda ledger, now: [self._row(name, ray, ledger, now) for name in names])
         return ClusterMachines(rows, ray)

@@ -52,7 +52,6 @@ class FileDeliverer:
         self._work = Reconciler(at_once=AT_ONCE)
 
     async def run(self) -> None:
-        """Deliver until cancelled."""
         await self._work.run(self._reconcile, POLL_SECONDS)
 
     def perform(self, effect: DeliverFiles) -> None:

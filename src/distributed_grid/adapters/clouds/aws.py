@@ -273,7 +273,7 @@ class AWSCloudProvider(CloudProviderBase):
 
     def terminate(self, worker_id: str, grid_id: str) -> None:
         """Cancel its spot request, then terminate the instance; all of them, where several carry its tags."""
-        alive = [one for one in self._find(worker_id, grid_id) if one["State"]["Name"] != "terminated"]
+        alive = [instance for instance in self._find(worker_id, grid_id) if instance["State"]["Name"] != "terminated"]
         failure: GridError | None = None
         try:
             ids = {instance["SpotInstanceRequestId"] for instance in alive if instance.get("SpotInstanceRequestId")}

@@ -328,7 +328,6 @@ class DockerLocalProvider(CloudProviderBase):
         return _instance(container)
 
     def terminate(self, worker_id: str, grid_id: str) -> None:
-        """Kill and remove the container with its volumes."""
         with self._engine() as engine:
             container = engine.inspect(worker_id)
             if container is not None and LABELS.match(container.labels, worker_id, grid_id):
@@ -346,7 +345,6 @@ class DockerLocalProvider(CloudProviderBase):
         return offers
 
     def check(self) -> Sequence[str]:
-        """The engine answers, and has the image and the network."""
         with self._engine() as engine:
             machine = engine.machine()
             self._check_engine(engine)

@@ -115,7 +115,6 @@ def make_offer(
 
 
 def ordered_machine(offer: WorkerOffer) -> tuple[MachineShape, str, str]:
-    """Shape, market and zone of an offer."""
     parts = _OFFER.fullmatch(offer.id)
     if parts is None:
         raise Refused(f"{offer.id!r} is no offer of gcp")
@@ -149,7 +148,6 @@ def region_of(zone: str) -> str:
 
 
 def limits_of(quotas: Sequence[Any]) -> dict[str, float]:
-    """The limits of a region or project by Google's metric."""
     limits = {}
     for quota in quotas:
         if isinstance(quota, dict) and isinstance(limit := quota.get("limit"), int | float):
@@ -209,7 +207,6 @@ PERMISSIONS = (
 
 
 def needed_permissions(settings: GcpSettings) -> list[str]:
-    """Permissions that machines with these settings need in the project."""
     needed = list(PERMISSIONS)
     if not (settings.subnetwork or "").startswith("projects/"):  # those of another project are granted there
         needed.append("compute.subnetworks.use")
@@ -289,22 +286,22 @@ def zone_of(machine: Mapping[str, Any]) -> str:
     return str(machine.get("zone") or "").rpartition("/")[2]
 
 
-def worker_instance(machine: Mapping[str, Any], at: float) -> WorkerInstance:
+def worker_instance(machine: Mapping[str, Any], read_at: float) -> WorkerInstance:
     """The worker in Google's description of a machine, read `at` a time of Google's clock."""
     labels, status = labels_of(machine), str(machine.get("status") or "")
-    made_at = timestamp(machine.get("creationTimestamp"), at)
+    made_at = timestamp(machine.get("creationTimestamp"), read_at)
     ends_at = _inside(machine, "resourceStatus", "scheduling").get("terminationTimestamp")
     seconds = _inside(machine, "scheduling", "maxRunDuration").get("seconds")
     ends_in, detail = None, one_line(str(machine.get("statusMessage") or ""))
     if ends_at:
-        ends_in = max(0.0, timestamp(ends_at, at) - at)
+        ends_in = max(0.0, timestamp(ends_at, read_at) - read_at)
     elif seconds is not None and status not in ("STOPPED", "TERMINATED", "SUSPENDED"):  # Google forgets their end
-        ends_in = max(0.0, made_at + float(seconds) - at)  # as if it had run since it was made
+        ends_in = max(0.0, made_at + float(seconds) - read_at)  # as if it had run since it was made
     return LABELS.instance(
         labels,
         str(machine.get("id") or machine.get("name") or ""),
         _STATES.get(status, "stopping"),
-        age_seconds=max(0.0, at - made_at),
+        age_seconds=max(0.0, read_at - made_at),
         detail=detail or (f"it is {status}" if status not in _STATES else ""),
         ends_in_seconds=ends_in,
     )
@@ -518,10 +515,10 @@ class GCPCloudProvider(CloudProviderBase):
             if answer is not None and is_ours(answer.body, worker_id, grid_id):
                 self._remember(worker_id, zone)
                 return answer.body, answer.at
-        for machine, at in self._labelled({LABELS.worker: worker_id, LABELS.grid: grid_id}, action, deadline):
+        for machine, time in self._labelled({LABELS.worker: worker_id, LABELS.grid: grid_id}, action, deadline):
             if is_ours(machine, worker_id, grid_id):
                 self._remember(worker_id, zone_of(machine))
-                return machine, at
+                return machine, time
         with self._lock:
             self._zones.pop(worker_id, None)
         return None

@@ -84,7 +84,6 @@ class ApiFailure(Exception):
 
     @classmethod
     def of_operation(cls, operation: Mapping[str, Any]) -> ApiFailure | None:
-        """The failure of an operation; None where it succeeded."""
         errors = _mappings(_mapping(operation.get("error")).get("errors"))
         if not errors:
             return None
@@ -240,7 +239,6 @@ class ComputeApi:
         raise Unreachable(f"{action}: the list has no end")
 
     def granted(self, permissions: list[str], deadline: Deadline, *, action: str) -> list[str]:
-        """Subset of the permissions that the credentials have in the project."""
         url = f"{self._resource_manager}/v1/projects/{quote(self._settings.project)}:testIamPermissions"
         answer = self._send("POST", url, deadline, action, None, {"permissions": permissions})
         return [str(permission) for permission in answer.body.get("permissions") or ()]

@@ -115,7 +115,6 @@ class PilotFiles:
             time.sleep(LOCK_PAUSE_SECONDS)
 
     def write_token(self, token: str) -> None:
-        """Leave the token for the next pilot that starts."""
         try:
             write_private(self.token, token.encode())
         except OSError as failure:
@@ -221,8 +220,6 @@ _ORDER_OF_LIFE = ("running", "starting", "stopping", "gone")
 
 
 class _JobTag(Struct, frozen=True):
-    """Owner and order of a job, read from its comment."""
-
     grid_id: str
     worker_id: str
     digest: str

@@ -44,8 +44,6 @@ _OVER = frozenset((*_ENDED, "PREEMPTED", "REVOKED"))
 
 
 class CommandResult(Struct, frozen=True):
-    """Exit code and output of a command."""
-
     exit_code: int
     output: str = ""
     errors: str = ""
@@ -104,8 +102,6 @@ class SlurmNodes(Struct, frozen=True, kw_only=True):
 
 
 class SlurmQueue:
-    """The commands of Slurm, for the jobs of this user."""
-
     def __init__(self, run: RunCommand, *, clock: Callable[[], float]) -> None:
         """`clock` is the time since 1970 in seconds, as Slurm's controller has it."""
         self._run = run

@@ -122,14 +122,12 @@ def version_name(wheels: Iterable[Wheel], facts: NodeFacts) -> str:
 
 
 def environment_digest(sha256s: Iterable[str], facts: NodeFacts) -> str:
-    """Digest of these wheels on such a node."""
     digest = hashlib.sha256("\n".join(sorted(sha256s)).encode())
     digest.update(f"\n{python_minor(facts)}\n{facts.machine}\n{facts.executable}".encode())
     return digest.hexdigest()[:12]
 
 
 def own_wheel() -> Wheel:
-    """This very package."""
     info = f"distributed_grid-{__version__}.dist-info"
     files = {f"{PACKAGE.name}/{path.relative_to(PACKAGE)}": path.read_bytes() for path in _own_files()}
     files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: distributed-grid\nVersion: {__version__}\n".encode()
@@ -412,16 +410,16 @@ def ray_requirements(facts: NodeFacts) -> list[str]:
     return sorted(needed)
 
 
-def _repack_to_file(found: metadata.Distribution, tag: str, cache: Path) -> Path | None:
+def _repack_to_file(package: metadata.Distribution, tag: str, cache: Path) -> Path | None:
     """An installed package as a wheel in a file; None where some of it is gone."""
-    name = re.sub(r"[-_.]+", "_", found.metadata["Name"])
-    path = cache / f"{name}-{found.version}-{tag}.whl"
+    name = re.sub(r"[-_.]+", "_", package.metadata["Name"])
+    path = cache / f"{name}-{package.version}-{tag}.whl"
     if path.exists():
         return path
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with zipfile.ZipFile(fresh, "w") as archive:
-            for entry in sorted(filter(belongs_in_wheel, found.files or ()), key=str):
+            for entry in sorted(filter(belongs_in_wheel, package.files or ()), key=str):
                 source = Path(str(entry.locate()))
                 info = zipfile.ZipInfo(str(entry), ZIP_EPOCH)
                 info.compress_type = zipfile.ZIP_DEFLATED

@@ -96,7 +96,6 @@ class LinkStates:
         self.facts: dict[str, NodeFacts] = {}
 
     def record(self, link: AgentLinkChanged) -> None:
-        """Take in a report."""
         before = self.links.get(link.node)
         if before is None or (before.state, before.detail) != (link.state, link.detail):
             log.info("link to %s: %s %s", link.node, link.state, link.detail)

@@ -103,8 +103,8 @@ class AgentLink:
                 async with self._connection.open() as transport:
                     await self._serve(transport)
                 pause, failure = FIRST_PAUSE, NodeOperationFailed("the connection was lost", final=False)
-            except NodeOperationFailed as found:
-                failure = found
+            except NodeOperationFailed as raised:
+                failure = raised
             self._report_state("down", str(failure), final=failure.final)
             await self._pause(FINAL_PAUSE if failure.final else pause * random.uniform(0.8, 1.2))
             pause = min(2 * pause, MAX_PAUSE)

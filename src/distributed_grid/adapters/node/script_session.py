@@ -127,8 +127,6 @@ def parse_answer(line: bytes, say: Say) -> dict[str, Any] | None:
 
 
 class LocalScriptSession(ScriptSession):
-    """A session with the script on this machine."""
-
     def __init__(self, process: asyncio.subprocess.Process, grid: str, node: str) -> None:
         super().__init__(grid, node)
         assert process.stdin is not None

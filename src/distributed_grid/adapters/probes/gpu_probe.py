@@ -159,7 +159,7 @@ class GpuProbe:
         return tuple(gpu for gpu in self._in_order() if gpu.uuid in self._handles)
 
     def _samples(self, own: frozenset[int]) -> tuple[GpuSample, ...]:
-        found: dict[str, GpuSample] = {}
+        sample_of: dict[str, GpuSample] = {}
         held: dict[int, int] = {}
 
         def measure(uuid: str, handle: Any) -> None:
@@ -184,12 +184,12 @@ class GpuProbe:
             )
             for pid, size in (seen.processes or {}).items():
                 held[pid] = held.get(pid, 0) + (size or 0)
-            found[uuid] = split_usage(self._known[uuid].index, seen, own)
+            sample_of[uuid] = split_usage(self._known[uuid].index, seen, own)
 
         if self._is_open():
             self._query_each(measure)
         self._held_by_pid = held
-        return tuple(found.get(gpu.uuid) or unmeasured_sample(gpu) for gpu in self._in_order())
+        return tuple(sample_of.get(gpu.uuid) or unmeasured_sample(gpu) for gpu in self._in_order())
 
     def _in_order(self) -> list[Gpu]:
         return sorted(self._known.values(), key=lambda gpu: gpu.index)

@@ -109,8 +109,8 @@ def _version(answer: bytes) -> str:
 class RayConnectError(Exception):
     """Why Ray cannot be used; `final`: trying again will not help by itself."""
 
-    def __init__(self, why: str, *, final: bool = False) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
         self.final = final
 
 

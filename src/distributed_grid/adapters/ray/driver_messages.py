@@ -119,8 +119,6 @@ class RunOnAttachedNode(ChildCommand, frozen=True):
 
 
 class Connected(Report, frozen=True):
-    """The child is connected with Ray."""
-
     session: Text
     ray: Name
     python: Name

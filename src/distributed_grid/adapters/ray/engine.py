@@ -82,7 +82,6 @@ class RayEngine:
         self._child.restart(socket_path)
 
     def retry(self) -> None:
-        """The cluster is there again: a waiting child starts at once."""
         self._child.retry()
 
     async def wait_for_loss(self, seconds: float) -> None:

@@ -239,8 +239,6 @@ class KnownHosts:
 
 
 class HostKeyCheck(asyncssh.SSHClient):
-    """Callback for a key that is not among the trusted ones; `refusal` is the reason of its refusal."""
-
     def __init__(self, known: KnownHosts) -> None:
         self._known = known
         self.refusal = ""

@@ -87,9 +87,9 @@ def migrate(db: sqlite3.Connection, migrations: Mapping[int, Migration]) -> None
     """Bring a database to the newest version in one transaction, or leave it unchanged."""
     with db:
         db.execute("BEGIN IMMEDIATE")
-        found = version_of(db)
+        old_version = version_of(db)
         for version in sorted(migrations):
-            if version > found:
+            if version > old_version:
                 migrations[version](db)
         db.execute(f"PRAGMA user_version = {max(migrations)}")
 
@@ -133,8 +133,8 @@ def prepare_database(path: Path, migrations: Mapping[int, Migration]) -> None:
         _create(path, migrations)
     _inspect_header(path, migrations)
     with closing(connect(path, writable=False)) as db:
-        found = version_of(db)
-        _refuse_unknown_version(path, found, migrations)
+        version = version_of(db)
+        _refuse_unknown_version(path, version, migrations)
         try:
             for _ in db.execute("SELECT kind, key, blob FROM live"):
                 pass
@@ -146,8 +146,8 @@ def prepare_database(path: Path, migrations: Mapping[int, Migration]) -> None:
             raise
     if path.stat().st_uid == os.geteuid():
         path.chmod(0o600)
-    if found < max(migrations):
-        backup = path.with_name(f"{path.name}.v{found}.bak")
+    if version < max(migrations):
+        backup = path.with_name(f"{path.name}.v{version}.bak")
         unfinished = path.with_name(f"{backup.name}.new")
         _make_private_file(unfinished)
         try:
@@ -251,9 +251,9 @@ def open_auxiliary_file(path: Path, version: int, statements: Iterable[str]) -> 
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
-        (found,) = db.execute("PRAGMA user_version").fetchone()
-        if found not in (0, version):
-            raise sqlite3.DatabaseError(f"it has version {found}, this program knows {version}")
+        (stored_version,) = db.execute("PRAGMA user_version").fetchone()
+        if stored_version not in (0, version):
+            raise sqlite3.DatabaseError(f"it has version {stored_version}, this program knows {version}")
         for statement in statements:
             db.execute(statement)
         db.execute(f"PRAGMA user_version = {version}")

@@ -37,8 +37,6 @@ _SUMS = (
 
 
 class SummaryKey(NamedTuple):
-    """The key of one summary row."""
-
     day: int
     kind: str
     user: str
@@ -48,15 +46,12 @@ class SummaryKey(NamedTuple):
 
 
 class SummaryTotals(NamedTuple):
-    """The totals of one summary row."""
-
     rows: int = 0
     cpu_milli_ms: int = 0
     memory_byte_ms: int = 0
     gpu_milli_ms: int = 0
 
     def plus(self, other: SummaryTotals) -> SummaryTotals:
-        """The sum of both."""
         return SummaryTotals(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
@@ -83,13 +78,11 @@ def fold_events(rows: Iterable[EventRow]) -> Folded:
 
 
 def merge_totals(into: Folded, more: Folded) -> None:
-    """Add `more` to `into`."""
     for key, totals in more.items():
         into[key] = into.get(key, SummaryTotals()).plus(totals)
 
 
 def summary_rows(folded: Folded) -> list[SummaryRow]:
-    """The summaries in the order of their keys."""
     return [SummaryRow(*key[:-1], *folded[key], key.target) for key in sorted(folded)]
 
 
@@ -118,12 +111,10 @@ LentTotals = dict[LendingKey, SummaryTotals]
 
 
 def lending_key(user: str, node: str, target: str, day: int, *, by_day: bool) -> LendingKey:
-    """The key a lease is counted under."""
     return LendingKey("", "", "", day) if by_day else LendingKey(user, node, target, 0)
 
 
 def add_lent(into: LentTotals, key: LendingKey, totals: SummaryTotals) -> None:
-    """Add the totals of some leases."""
     into[key] = into.get(key, SummaryTotals()).plus(totals)
 
 
@@ -135,7 +126,6 @@ def add_folded(into: LentTotals, folded: Folded, *, since_ms: int, by_day: bool)
 
 
 def lent_rows(lent: LentTotals) -> list[LentRow]:
-    """The lending totals in the order of their keys."""
     return [LentRow(*key, *lent[key]) for key in sorted(lent)]
 
 
@@ -314,7 +304,6 @@ def _matching_events(
 
 
 def select_summaries(db: sqlite3.Connection) -> list[SummaryRow]:
-    """All summaries, by key."""
     return summary_rows(_select_folded(db, "TRUE"))
 
 
@@ -380,23 +369,23 @@ def _kinds(db: sqlite3.Connection) -> list[str]:
 
 
 def _fold_ended_of(db: sqlite3.Connection, kind: str, *, before_ms: int, limit: int, into: Folded) -> int:
-    found = db.execute(
+    rows = db.execute(
         f"SELECT id, {ENDED_COLUMNS} FROM ended WHERE kind = ? AND ended_at_ms < ? ORDER BY ended_at_ms LIMIT ?",
         (kind, before_ms, limit),
     ).fetchall()
-    merge_totals(into, fold_ended(EndedRow(*row) for _, *row in found))
-    db.executemany("DELETE FROM ended WHERE id = ?", [(row[0],) for row in found])
-    return len(found)
+    merge_totals(into, fold_ended(EndedRow(*row) for _, *row in rows))
+    db.executemany("DELETE FROM ended WHERE id = ?", [(row[0],) for row in rows])
+    return len(rows)
 
 
 def _fold_events(db: sqlite3.Connection, *, before_ms: int, limit: int, into: Folded) -> int:
     rows = db.execute(f"SELECT {EVENT_COLUMNS} FROM events WHERE at_ms < ? ORDER BY at_ms LIMIT ?", (before_ms, limit))
-    found = [EventRow(*row) for row in rows]
-    merge_totals(into, fold_events(found))
-    db.executemany("DELETE FROM events WHERE seq = ?", [(row.seq,) for row in found])
-    highest = max((row.seq for row in found), default=0)
+    events = [EventRow(*row) for row in rows]
+    merge_totals(into, fold_events(events))
+    db.executemany("DELETE FROM events WHERE seq = ?", [(row.seq,) for row in events])
+    highest = max((row.seq for row in events), default=0)
     db.execute("UPDATE marks SET value = max(value, ?) WHERE name = 'last_folded_event'", (highest,))
-    return len(found)
+    return len(events)
 
 
 def _add_to_summaries(db: sqlite3.Connection, folded: Folded) -> None:

@@ -50,9 +50,10 @@ class InMemoryStore:
         self._last_event_seq = 0
 
     def load(self) -> LoadedRows:
-        """All live rows, by kind and key."""
         with self._lock:
-            return LoadedRows([self._live[at] for at in sorted(self._live)], self._last_event_seq, SCHEMA_VERSION)
+            return LoadedRows(
+                [self._live[position] for position in sorted(self._live)], self._last_event_seq, SCHEMA_VERSION
+            )
 
     def commit(self, batch: Batch) -> None:
         """Store the batch, all of it or nothing."""
@@ -70,7 +71,6 @@ class InMemoryStore:
             self._last_event_seq = last
 
     def has_room(self) -> bool:
-        """There is always room."""
         return True
 
     def fill_reserve(self) -> None:
@@ -94,8 +94,8 @@ class InMemoryStore:
             )
 
         with self._lock:
-            found = [each.row for each in reversed(self._ended) if matches(each.row)]
-        return sorted(found, key=lambda row: row.ended_at_ms, reverse=True)[:limit]
+            rows = [ended.row for ended in reversed(self._ended) if matches(ended.row)]
+        return sorted(rows, key=lambda row: row.ended_at_ms, reverse=True)[:limit]
 
     def last_ended_number(self) -> int:
         with self._lock:
@@ -126,14 +126,12 @@ class InMemoryStore:
             return sum(_is_of(each.row, kind, user) for each in self._ended)
 
     def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
-        """Events in order; the first `limit`, or the newest."""
-        found = self._matching_events(filters)
-        return found[max(0, len(found) - limit) :] if newest else found[:limit]
+        events = self._matching_events(filters)
+        return events[max(0, len(events) - limit) :] if newest else events[:limit]
 
     def begin_of_newest(self, count: int, **filters: Unpack[EventFilters]) -> int:
-        """The number after which the newest so many matching events begin."""
-        found = self._matching_events(filters)
-        return found[-count - 1].seq if len(found) > count else filters.get("after_seq", 0)
+        events = self._matching_events(filters)
+        return events[-count - 1].seq if len(events) > count else filters.get("after_seq", 0)
 
     def _matching_events(self, filters: EventFilters) -> list[EventRow]:
         after_seq, types = filters.get("after_seq", 0), filters.get("types")
@@ -160,7 +158,6 @@ class InMemoryStore:
             return len(old) + len(past)
 
     def summaries(self) -> list[SummaryRow]:
-        """All summaries."""
         with self._lock:
             return summary_rows(self._folded)
 

@@ -41,11 +41,9 @@ class SpaceReserve:
         self._is_filled = True
 
     def has_room(self) -> bool:
-        """Whether there is room besides the reserve."""
         return self._is_filled and self._free_bytes() >= self._low_bytes
 
     def fill(self, writer: sqlite3.Connection) -> None:
-        """Fill the reserve where it is not full."""
         free = self._free_bytes() - self._low_bytes
         try:
             self._is_filled = free >= 0 and self._fill_wal(free) and self._fill_pages(writer, free)

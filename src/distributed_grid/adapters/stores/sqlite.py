@@ -133,8 +133,8 @@ class IoErrorCount:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
 
 
 IDLE_READERS = 4
@@ -195,7 +195,7 @@ class SqliteStore:
         """Make the batch durable in one transaction, or leave everything as it was."""
         last_live = {(row.kind, row.key): row for row in batch.live}
         put = [astuple(row) for row in last_live.values() if row.blob is not None]
-        remove = [at for at, row in last_live.items() if row.blob is None]
+        remove = [key for key, row in last_live.items() if row.blob is None]
         with self._writing, self._counting("write to it"):
             self._check_file()
             last_seq = last_seq_after(batch.events, self._last_event_seq)
@@ -220,7 +220,6 @@ class SqliteStore:
             self._io_errors.reset()
 
     def has_room(self) -> bool:
-        """Whether there is room for new work beside the reserve for ends, stops and cancels."""
         return self._reserve.has_room()
 
     def fill_reserve(self) -> None:
@@ -253,7 +252,6 @@ class SqliteStore:
             raise StoreRefused(f"{self._path}: was replaced or removed while it was in use")
 
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
-        """Ended rows that match every filter given, newest first."""
         with self._reader() as db:
             return history_queries.select_ended(db, kind, filters, limit)
 
@@ -282,12 +280,10 @@ class SqliteStore:
             return history_queries.count_ended(db, kind, user)
 
     def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
-        """Events in order; the first `limit`, or the newest."""
         with self._reader() as db:
             return history_queries.select_events(db, filters, limit, newest=newest)
 
     def begin_of_newest(self, count: int, **filters: Unpack[EventFilters]) -> int:
-        """The number after which the newest so many matching events begin."""
         with self._reader() as db:
             return history_queries.select_begin_of_newest(db, filters, count)
 
@@ -305,7 +301,6 @@ class SqliteStore:
         return total
 
     def summaries(self) -> list[SummaryRow]:
-        """All summaries."""
         with self._reader() as db:
             return history_queries.select_summaries(db)
 
@@ -319,10 +314,10 @@ class SqliteStore:
         """Problems SQLite finds in the whole file, none when sound; may take seconds."""
         try:
             with translate_sqlite_errors(self._path, "check it"), closing(connect(self._path, writable=False)) as db:
-                found = tuple(str(line) for (line,) in db.execute("PRAGMA integrity_check"))
+                problems = tuple(str(line) for (line,) in db.execute("PRAGMA integrity_check"))
         except StoreRefused as error:  # too damaged to be checked
             return (str(error),)
-        return () if found == ("ok",) else found
+        return () if problems == ("ok",) else problems
 
     def close(self) -> None:
         """Checkpoint the log and close all connections. Closing twice is not an error."""

@@ -122,11 +122,11 @@ class TaskHistory:
         """Summary of the runs that are too old; empty without any."""
 
         def read(db: sqlite3.Connection) -> RunSummary:
-            found = db.execute(
+            row = db.execute(
                 "SELECT summary FROM summaries WHERE type_id = (SELECT id FROM types WHERE user = ? AND key = ?)",
                 (user, key),
             ).fetchone()
-            return _summaries.decode(found[0]) if found else RunSummary()
+            return _summaries.decode(row[0]) if row else RunSummary()
 
         return self._attempt(read, RunSummary(), "it begins anew")
 
@@ -134,8 +134,8 @@ class TaskHistory:
         """How many samples a type has had, those in its summary included."""
 
         def read(db: sqlite3.Connection) -> int:
-            found = db.execute("SELECT samples FROM types WHERE user = ? AND key = ?", (user, key)).fetchone()
-            return int(found[0]) if found else 0
+            row = db.execute("SELECT samples FROM types WHERE user = ? AND key = ?", (user, key)).fetchone()
+            return int(row[0]) if row else 0
 
         return self._attempt(read, 0, "it begins anew")
 
@@ -143,11 +143,11 @@ class TaskHistory:
         """The largest peak of memory that a shim has measured of a type; 0: none has."""
 
         def read(db: sqlite3.Connection) -> int:
-            found = db.execute(
+            row = db.execute(
                 "SELECT measured_bytes FROM peaks WHERE type_id = (SELECT id FROM types WHERE user = ? AND key = ?)",
                 (user, key),
             ).fetchone()
-            return int(found[0]) if found else 0
+            return int(row[0]) if row else 0
 
         return self._attempt(read, 0, "it begins anew")
 
@@ -178,7 +178,7 @@ class TaskHistory:
                 journal = f"PRAGMA journal_size_limit = {MAX_JOURNAL_BYTES}"
                 self._db = open_auxiliary_file(self._path, VERSION, (journal, *_TABLES.split(";")))
             with self._db as db:
-                found = step(db)
+                result = step(db)
         except (sqlite3.Error, OSError, struct.error, msgspec.DecodeError) as failure:
             is_damaged = not isinstance(failure, sqlite3.OperationalError | OSError)
             if not self._is_broken:
@@ -195,7 +195,7 @@ class TaskHistory:
                     pass
             return otherwise
         self._is_broken = False
-        return found
+        return result
 
 
 def _fold(db: sqlite3.Connection, before_ms: int) -> int:
@@ -212,8 +212,8 @@ def _fold(db: sqlite3.Connection, before_ms: int) -> int:
     for _, type_id, *row in rows:
         by_type[type_id].append(_run_of("", "", row))
     for type_id, runs in by_type.items():
-        found = db.execute("SELECT summary FROM summaries WHERE type_id = ?", (type_id,)).fetchone()
-        summary = (_summaries.decode(found[0]) if found else RunSummary()).plus(runs)
+        stored = db.execute("SELECT summary FROM summaries WHERE type_id = ?", (type_id,)).fetchone()
+        summary = (_summaries.decode(stored[0]) if stored else RunSummary()).plus(runs)
         db.execute(
             "INSERT INTO summaries VALUES (?, ?) ON CONFLICT (type_id) DO UPDATE SET summary = excluded.summary",
             (type_id, msgspec.msgpack.encode(summary)),

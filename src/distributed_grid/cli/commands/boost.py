@@ -18,6 +18,7 @@ from distributed_grid.cli.output import (
 from distributed_grid.cli.request_options import job_options, lending_options
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.conversation import JsonObject, present, required
+from distributed_grid.client.pages import every_page, joined
 from distributed_grid.errors import BadInput
 from distributed_grid.number_text import counted
 
@@ -111,7 +112,7 @@ def lent_text(lease: BoostRow | AllocationRow, source: str | None) -> str:
 @boost.command(Option("--node", default="", metavar="NODE", help="Only what is lent to this node."))
 def status(session: CliSession, node: str) -> None:
     """The boosts that are active, summed up and one by one."""
-    answer = session.query.list_boosts(node=node)
+    answer = joined(every_page(session.query.list_boosts, node=node), "boosts")
     print_answer(session, answer, status_text(answer))
 
 

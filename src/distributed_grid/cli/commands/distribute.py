@@ -29,6 +29,7 @@ from distributed_grid.cli.signals import handled_signals, raise_keyboard_interru
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import present
 from distributed_grid.client.job_payload import caller_environment
+from distributed_grid.client.pages import whole_status
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.number_text import counted
 
@@ -46,7 +47,7 @@ def distribute() -> None:
 @distribute.command()
 def status(session: CliSession) -> None:
     """Each node: whether it takes work, its free resources, its rank, and the reasons for keeping the rest."""
-    nodes = session.query.get_status().nodes
+    nodes = whole_status(session.query).nodes
     rows = [
         (
             node.node_id,
@@ -89,7 +90,7 @@ def test(session: CliSession, /, count: int | None, nodes: tuple[str, ...], stra
         raise BadInput("--strategy node_specific needs a node: --node NODE")
     if not all(math.isfinite(number) and number >= 0 for number in numbers.values()):
         raise BadInput("an amount or a time must be a number that is not negative")
-    known = session.ask.get_status().nodes
+    known = whole_status(session.ask).nodes
     is_open = sum(1 for node in known if node.open)
     probes = Probes(session, count or PROBES_PER_NODE * max(is_open, 1), strategy, nodes, **numbers)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, cast
@@ -35,14 +36,16 @@ from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import JsonObject, Part, present
 from distributed_grid.client.operations import Operations
+from distributed_grid.client.pages import every_page
 from distributed_grid.errors import BadInput, NotFound
 from distributed_grid.number_text import counted
 
 if TYPE_CHECKING:
-    from distributed_grid.api.answers.jobs import JobRow
+    from distributed_grid.api.answers.jobs import JobList, JobRow
 
-LISTED = 20
+LISTED, MAX_LIVING = 20, 200  # without a limit: jobs in all, and of those that have not ended
 MAX_LISTED = 10_000
+PAGE_ROWS = 1_000
 
 
 @group()
@@ -51,14 +54,24 @@ def jobs() -> None:
 
 
 @jobs.command(
-    Option("-a", "--all", "all_", is_flag=True, help="Ended jobs beyond the newest, too."),
+    Option("-a", "--all", "all_", is_flag=True, help="Every job that is kept."),
     Option("-l", "--limit", type=IntRange(1, MAX_LISTED), help=f"How many (default: {LISTED})."),
     name="list",
 )
 def list_(session: CliSession, all_: bool, limit: int | None) -> None:
     """The jobs that are going on, and those that ended of late."""
-    answer = session.query.list_jobs(all=all_, limit=MAX_LISTED if all_ else limit or LISTED)
-    listed = answer.jobs
+    pages: list[JobList] = []
+    wanted = limit or (sys.maxsize if all_ or session.json else LISTED)
+    count = 0
+    cursor: str | None = ""
+    while cursor is not None and count < wanted:
+        page = session.query.list_jobs(limit=min(wanted - count, PAGE_ROWS), cursor=cursor)
+        pages.insert(0, page)  # the newest jobs come first, page by page
+        count, cursor = count + len(page.jobs), page.next
+        if limit is None:
+            living = page.total - page.by_state.get("ended", 0)
+            wanted = max(wanted, min(living, MAX_LIVING))
+    listed = [job for page in pages for job in page.jobs]
     rows = [
         (
             job.job_id,
@@ -74,11 +87,9 @@ def list_(session: CliSession, all_: bool, limit: int | None) -> None:
     headings = ("JOB", "STATE", "OUTCOME", "NODE", "ASKED", "SUBMITTED", "COMMAND")
     lines = [table(*narrowed(headings, rows, terminal_width()), empty="no jobs"), *detached_lines(listed)]
     print_answer(session, listed, "\n".join(lines))
-    if answer.omitted:
-        note(f"{answer.omitted:,} more jobs are not listed; grid status counts them by state")
-    if answer.more:
+    if pages[0].more:
         rest = "" if all_ else "; --limit N lists more of them, --all all"
-        note(f"the last {len(listed):,} of {answer.total:,} jobs{rest}")
+        note(f"the last {len(listed):,} of {pages[0].total:,} jobs{rest}")
 
 
 @jobs.command(Argument("job_id"))
@@ -244,7 +255,7 @@ def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -
         else:
             unwaited = UnwaitedJobs(session.state_dir)
             noted, ended = unwaited.read(), []
-            for uid in dict.fromkeys([*noted, *client.list_live_jobs().uids]):
+            for uid in dict.fromkeys([*noted, *_own_uids(client)]):
                 try:
                     ended.append(_ended(client, uid, deadline))
                 except NotFound:  # of a database that was removed, or ended before the kept history
@@ -253,6 +264,11 @@ def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -
     _forget(session, ended)
     print_answer(session, ended, "\n".join(f"{job.job_id}: {format_outcome(job)}" for job in ended) or "no jobs")
     return next((int(job.shell_code) for job in ended if job.shell_code), 0)
+
+
+def _own_uids(client: Client) -> list[str]:
+    """The uids of the caller's jobs that have not ended."""
+    return [uid for page in every_page(client.list_live_jobs) for uid in page.uids]
 
 
 def _ended(client: Client, name: str, deadline: float | None) -> JobRow:

@@ -21,11 +21,12 @@ from distributed_grid.cli.offload_output import (
     subject_of,
     watch_offload,
 )
-from distributed_grid.cli.output import ProgressLine, echo, format_time, note, print_answer, printable, table
+from distributed_grid.cli.output import ProgressLine, echo, format_time, print_answer, printable, table
 from distributed_grid.cli.request_options import ship_option
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import caller_node
+from distributed_grid.client.pages import every_page
 from distributed_grid.errors import BadInput, Conflict, Refused
 
 if TYPE_CHECKING:
@@ -198,10 +199,9 @@ def status(session: CliSession, move_id: str | None, all_: bool) -> None:
         row = session.query.get_move(move_id=move_id).move
         print_answer(session, row, "\n".join(move_lines(row)))
         return
-    answer = session.query.list_moves(all=all_)
-    print_answer(session, answer.moves, moves_table(answer.moves))
-    if answer.more:
-        note("only the moves that ended last are listed; `grid events --type move-ended` has all")
+    pages = every_page(session.query.list_moves, all=all_)
+    moves = [move for page in pages for move in page.moves]
+    print_answer(session, moves, moves_table(moves))
 
 
 @offload.command(Argument("move_ids", metavar="MOVE", nargs=-1, required=True))

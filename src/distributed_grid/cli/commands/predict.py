@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 64 << 20
 MB = 1024**2
 SECONDS = FloatRange(0, 1e9)
-LISTED_TYPES = 100
+LISTED_TYPES, MAX_TYPES = 100, 10_000
 _task_options = (
     Option("--type", "task_type", default="", help="A type of task, instead of a command."),
     Option("--param", "parameters", multiple=True, metavar="NAME=VALUE", help="Of the type, such as batch_size=8."),
@@ -119,14 +119,14 @@ def record(session: CliSession, /, **options: Any) -> None:
 
 @predict.command(
     *_task_options,
-    Option("-l", "--limit", type=IntRange(1, 10_000), help=f"Of known types (default: {LISTED_TYPES})."),
+    Option("-l", "--limit", type=IntRange(1, MAX_TYPES), help=f"Of known types (default: {LISTED_TYPES})."),
     Argument("command", nargs=-1),
     interspersed=False,
 )
 def show(session: CliSession, /, **options: Any) -> None:
     """Needs of the next run of COMMAND, or of a task type; without either, all known types."""
     if not options["command"] and not options["task_type"]:
-        answer = session.query.list_task_types(limit=options["limit"] or LISTED_TYPES)
+        answer = session.query.list_task_types(limit=options["limit"] or (MAX_TYPES if session.json else LISTED_TYPES))
         rows = [
             (
                 task_type.samples,

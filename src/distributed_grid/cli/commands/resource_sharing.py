@@ -12,6 +12,7 @@ from distributed_grid.cli.output import echo, format_unused_borrowing, named_in_
 from distributed_grid.cli.request_options import lending_options, wait_option
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.conversation import required
+from distributed_grid.client.pages import whole_status
 from distributed_grid.number_text import counted, plain_number
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def request(session: CliSession, /, node: str, resource_type: str, amount: float
 def status(session: CliSession) -> None:
     """Offers, allocations, how many requests wait, and which nodes cool down."""
     with session.client(query_only=True) as client:
-        answer = client.get_status()
+        answer = whole_status(client) if session.json else client.get_status()
         sharing = client.get_config().config["resource_sharing"]
         levels = required(client.get_metrics(kind="levels").levels)
     cooling = [node.node_id for node in answer.nodes if node.cooling]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from distributed_grid.cli.command_line import Option, command
 from distributed_grid.cli.output import (
@@ -24,6 +24,8 @@ from distributed_grid.cli.output import (
     unique_prefixes,
 )
 from distributed_grid.cli.session import CliSession
+from distributed_grid.client.conversation import JsonObject
+from distributed_grid.client.pages import every_page, whole_status
 from distributed_grid.number_text import plain_number
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from distributed_grid.api.answers.reports import GridStatus
 
 MAX_ROWS = 10
+PAGE_ROWS = 1_000
 MAX_NAMED = 5  # number of stopped nodes that are named
 MAX_NAME_CHARS = 32
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
@@ -41,9 +44,24 @@ OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the
 @command(Option("-a", "--all", "all_", is_flag=True, help=f"Not only {MAX_ROWS} nodes and jobs."))
 def status(session: CliSession, all_: bool) -> None:
     """Nodes, pressure, offers, leases and jobs at a glance."""
-    answer = session.query.get_status()
+    if all_ and not session.json:
+        answer = whole_status(session.query)
+        if answer.omitted["jobs"]:
+            answer = cast("GridStatus", JsonObject(cast("JsonObject", answer), jobs=_living_jobs(session)))
+    else:
+        answer = session.query.get_status()
     text = "" if session.json else status_text(answer, sys.maxsize if all_ else MAX_ROWS, terminal_width())
     print_answer(session, answer, text)
+
+
+def _living_jobs(session: CliSession) -> list[JobRow]:
+    """Every job that has not ended, the oldest first."""
+    living: list[JobRow] = []
+    for page in every_page(session.query.list_jobs, limit=PAGE_ROWS):
+        living += [job for job in reversed(page.jobs) if job.state != "ended"]
+        if len(living) >= page.total - page.by_state.get("ended", 0):
+            break
+    return living[::-1]
 
 
 def status_text(status: GridStatus, max_rows: int, width: int) -> str:
@@ -90,7 +108,7 @@ def status_text(status: GridStatus, max_rows: int, width: int) -> str:
 def shared_status(session: CliSession) -> None:
     """Offers and active allocations."""
     with session.client(query_only=True) as client:
-        answer = client.get_status()
+        answer = whole_status(client) if session.json else client.get_status()
         enabled = client.get_config().config["resource_sharing"]["enabled"]
     shared = {"enabled": enabled, "offers": answer.offers, "allocations": answer.allocations}
     print_answer(session, shared, "\n\n".join(sharing_parts(answer, "" if enabled else None)))

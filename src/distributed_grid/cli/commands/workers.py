@@ -14,7 +14,6 @@ from distributed_grid.cli.output import (
     echo,
     format_span,
     narrowed,
-    note,
     print_answer,
     printable,
     table,
@@ -22,7 +21,8 @@ from distributed_grid.cli.output import (
     unique_prefixes,
 )
 from distributed_grid.cli.session import CliSession
-from distributed_grid.client.conversation import JsonObject, present, required
+from distributed_grid.client.conversation import JsonObject, required
+from distributed_grid.client.pages import every_page, joined
 from distributed_grid.errors import GridError, Refused, TimedOut
 from distributed_grid.number_text import counted, plain_number
 
@@ -128,7 +128,7 @@ def _wait_for_join(session: CliSession, ids: list[str], seconds: float) -> Worke
     deadline = time.monotonic() + seconds
     shown: dict[str, str] = {}
     while True:
-        answer = session.query.list_workers(all=True)
+        answer = session.query.list_workers(all=True, limit=1_000)
         rows = {worker.worker_id: worker for worker in answer.workers}
         ours = [_current(rows, worker_id) for worker_id in ids]
         for row in ours:
@@ -160,7 +160,8 @@ def _current(rows: dict[str, WorkerRow], worker_id: str) -> WorkerRow:
 @workers.command(Option("--all", "everything", is_flag=True, help="Those that are gone, too."), PROVIDER, name="list")
 def list_(session: CliSession, everything: bool, provider: str) -> None:
     """The workers that are not proven gone, what each costs, and what is wrong."""
-    answer = session.query.list_workers(all=everything, provider=provider)
+    pages = every_page(session.query.list_workers, all=everything, provider=provider)
+    answer = joined(pages, "workers")
     rows, budget = answer.workers, answer.budget
     short = unique_prefixes([row.worker_id for row in rows])
     lines = [
@@ -180,8 +181,6 @@ def list_(session: CliSession, everything: bool, provider: str) -> None:
     heads = ("WORKER", "PROVIDER", "TYPE", "ZONE", "MARKET", "PRICE/H", "AGE", "STATE", "WHY")
     text = table(*narrowed(heads, lines, terminal_width()), empty="no workers")
     print_answer(session, answer, f"{text}\n{cost_text(budget)}" if rows else text)
-    if present(answer.more):
-        note("only the workers that were proven gone last are listed; `grid events --type worker-gone` has all")
 
 
 def why_text(worker: WorkerRow) -> str:

@@ -33,10 +33,10 @@ class _Renewal:
 
 
 class Renewals:
-    """Renews in one thread, started with the first renewal, what a running program holds.
+    """Renewals of the blocks of a running program, in one thread that starts with the first of them.
 
-    What is gone is not renewed again; any other failure is retried soon, well before the time is over. The thread ends
-    with the program, and then time runs out for what it renewed.
+    A block that is gone is not renewed again; any other failure is retried soon, well before the block expires. The
+    thread ends with the program, and then the blocks expire.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Renewals:
 
 
 class StagedBlock:
-    """A block that gets its name when it is complete; whoever stops halfway leaves nothing behind."""
+    """A block that gets its name when it is complete; an interrupted writer leaves nothing behind."""
 
     def __init__(self, directory: BlockDirectoryClient, blocks: BlockClient, block_id: str) -> None:
         self.block_id = block_id

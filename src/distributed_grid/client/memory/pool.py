@@ -1,9 +1,9 @@
 """`MemoryPool`: bytes and arrays in the memory of other nodes, for programs without an event loop, and for notebooks.
 
-It holds nothing that matters: blocks are leases in the ledger, and outlive the program until their time is over. While
-the program runs, the pool renews what was allocated without a time of its own. A key has its old value or its new one,
-whole: a new value gets the name when all of it is written. What was begun and failed is freed at once; what was begun
-by a program that died ends within a minute.
+It has no state that matters: blocks are leases in the ledger, and outlive the program until they expire. While the
+program runs, the pool renews blocks that were allocated without a time of their own. A key has its old value or its new
+one, whole: a new value gets the name when all of it is written. A block whose writing failed is freed at once; one of a
+program that died ends within a minute.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from distributed_grid.api.answers.memory import BlockRow
     from distributed_grid.client.conversation import JsonObject
     from distributed_grid.client.memory.directory import BlockDirectoryClient
-    from distributed_grid.client.placement_arguments import Span
     from distributed_grid.memory.client.arrays import RemoteArray
+    from distributed_grid.quantities import Span
 
 
 KEY_SECONDS = 86_400.0
-"""How long a key lasts after it was set, or last renewed by the program that set it."""
+"""Lifetime of a key after it was set, or renewed by the program that set it."""
 MAX_INDEXES = 64
 """Compressed values whose index is kept."""
 FIND_SECONDS = 30.0
-"""How long the node of a block may be away before that is an error."""
+"""Wait for the node of a block that is away, before that is an error."""
 ID_LENGTH = 32
 MAX_TRIES = 10
 log = logging.getLogger(__name__)
@@ -131,9 +131,14 @@ class MemoryPool(PoolMapping):
             raise Refused("this memory pool belongs to the process that opened it; after a fork, open another")
         return self._open_blocks
 
-    def connect(self) -> None:
-        """Make sure that the control plane answers, starting one where none runs."""
-        self._asked.get_memory_stats()
+    def connected(self) -> Self:
+        """The pool itself, once the control plane answers, which is started where none runs; closed on an error."""
+        try:
+            self._asked.get_memory_stats()
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     def close(self) -> None:
         """Close the pool; safe to call twice. Blocks stay until their time is over, but are renewed no more."""
@@ -284,7 +289,7 @@ class MemoryPool(PoolMapping):
         """Store data under a name, and return its block's id; the block that had the name is freed, in one step.
 
         It lasts as long as this program and a day longer, or exactly as long as `ttl` says. With `compression="lz4"`
-        the block holds the data compressed, where that makes them smaller; what has a meta is stored as it is.
+        the block holds the data compressed, where that makes them smaller; data with a meta are stored as they are.
         """
         check_name(name)
         view = _view_of(data)

@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 
 class AgentMessageSink(Protocol):
-    """Receiver of the messages of agents."""
-
     def received(self, message: FromAgent, via: AgentSide) -> None: ...
     def rejected(self, why: str, via: AgentSide) -> None:
         """The agent broke the protocol, and is being disconnected."""

@@ -82,8 +82,6 @@ def fingerprint_of(der: bytes) -> str:
 
 
 class PemCertificate(NamedTuple):
-    """A certificate and its key, as PEM."""
-
     certificate: bytes
     key: bytes
 

@@ -31,7 +31,6 @@ MAX_EXPIRED = 1_000  # expired tokens that stay listed
 
 
 def new_token_id() -> str:
-    """Public id of a token."""
     return secrets.token_hex(6)
 
 

@@ -67,7 +67,6 @@ class AutoOffloader:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Evaluate until cancelled."""
         pause = min(self.offload.interval_ms / 1000, FIRST_EVALUATION_SECONDS)
         while True:
             try:

@@ -75,10 +75,10 @@ class _ChangedMeanwhile(Exception):
     """A file is not what it was when it was listed."""
 
 
-async def ship_tree(store: ContentStore, found: AttemptOutputFile, read: Read, *, still: bool) -> ShippedTree:
+async def ship_tree(store: ContentStore, listing: AttemptOutputFile, read: Read, *, still: bool) -> ShippedTree:
     """Store what a directory holds, and its manifest. With `still` nothing may change meanwhile: NotFound where it
     does. BadInput where it is too large, or has a link that leads outside."""
-    tree = manifest_of(found.entries)
+    tree = manifest_of(listing.entries)
     links = {to_bytes(entry.path): to_bytes(entry.target) for entry in tree.entries if entry.kind == "link"}
     for path, target in links.items():
         if leads_outside(path, links):
@@ -94,13 +94,13 @@ async def ship_tree(store: ContentStore, found: AttemptOutputFile, read: Read, *
         async with slots:
             try:
                 with store.writer(digest=entry.digest, size=entry.size) as writer:
-                    at = 0
-                    while at < entry.size:
-                        data = await read(in_work(entry), at, min(CHUNK_BYTES, entry.size - at))
+                    offset = 0
+                    while offset < entry.size:
+                        data = await read(in_work(entry), offset, min(CHUNK_BYTES, entry.size - offset))
                         if not data:
                             raise _ChangedMeanwhile("it became shorter")
                         await asyncio.to_thread(writer.write, data)
-                        at += len(data)
+                        offset += len(data)
                     try:
                         await asyncio.to_thread(writer.finish)
                     except ProtocolError:
@@ -121,7 +121,7 @@ async def ship_tree(store: ContentStore, found: AttemptOutputFile, read: Read, *
     kept = manifest_of(entry for entry in tree.entries if entry.digest not in changed or entry.kind != "file")
     digest = await asyncio.to_thread(store.add, manifests.encode(kept))
     changing = len(tree.entries) - len(kept.entries)
-    left_out = found.skipped
+    left_out = listing.skipped
     if len(left_out) > MAX_LEFT_OUT:
         left_out = (*left_out[:MAX_LEFT_OUT], f"and {len(left_out) - MAX_LEFT_OUT} more")
     return ShippedTree(kept, digest, new_bytes, changing, left_out=left_out)
@@ -150,11 +150,11 @@ class ResultCollector:
         except ContentMissing:  # then everything counts as written by the job; at the source nothing is overwritten
             began = Manifest()
         try:
-            found = await self._files.find_tree(attempt)
+            listing = await self._files.find_tree(attempt)
         except NotFound as missing:  # it never ran there, or its directory is gone
-            found = AttemptOutputFile((), ())
+            listing = AttemptOutputFile((), ())
             problems.append(str(missing))
-        changed = await self._changed(attempt, found, began, problems)
+        changed = await self._changed(attempt, listing, began, problems)
         assert move.process is not None
         for path, numbers in stream_files(move.process).items():
             old = next((entry for entry in began.entries if entry.path == path), None)
@@ -172,19 +172,19 @@ class ResultCollector:
         return await asyncio.to_thread(self._store.add, manifests.encode(tree)), "; ".join(problems)
 
     async def _changed(
-        self, attempt: Attempt, found: AttemptOutputFile, began: Manifest, problems: list[str]
+        self, attempt: Attempt, listing: AttemptOutputFile, began: Manifest, problems: list[str]
     ) -> dict[str, ManifestEntry]:
         """Entries that the job has made or changed, by path; their contents are in the store."""
         before = {entry.path: entry for entry in began.entries}
-        links = {to_bytes(one.path): to_bytes(one.target) for one in found.entries if one.kind == "link"}
-        new = [one for one in found.entries if before.get(one.path) != one]
-        outside = [one for one in new if one.kind == "link" and leads_outside(to_bytes(one.path), links)]
-        problems += [f"the link {one.path!a} leads outside its directory" for one in outside]
-        kept = {one.path: one for one in new if one not in outside}
+        links = {to_bytes(entry.path): to_bytes(entry.target) for entry in listing.entries if entry.kind == "link"}
+        new = [entry for entry in listing.entries if before.get(entry.path) != entry]
+        outside = [entry for entry in new if entry.kind == "link" and leads_outside(to_bytes(entry.path), links)]
+        problems += [f"the link {entry.path!a} leads outside its directory" for entry in outside]
+        kept = {entry.path: entry for entry in new if entry not in outside}
         wanted = manifest_of((*_parents(kept), *kept.values()))
 
-        async def read(name: bytes, at: int, most: int) -> bytes:
-            return (await self._files.read(attempt, name, at, most))[1]
+        async def read(name: bytes, offset: int, most: int) -> bytes:
+            return (await self._files.read(attempt, name, offset, most))[1]
 
         try:
             await ship_tree(self._store, AttemptOutputFile(wanted.entries, ()), read, still=True)
@@ -206,12 +206,12 @@ class ResultCollector:
                         await asyncio.to_thread(writer.write, data)
                         size += len(data)
             for number in numbers:
-                at = 0
+                offset = 0
                 while True:
-                    start, data = await self._files.read(attempt, STREAM_NAMES[number], at, CHUNK_BYTES)
+                    start, data = await self._files.read(attempt, STREAM_NAMES[number], offset, CHUNK_BYTES)
                     if not data:
                         break
-                    at, dropped = start + len(data), start - at
+                    offset, dropped = start + len(data), start - offset
                     if dropped > 0:
                         data = f"[grid: {dropped_message(STREAM_NAMES[number].decode(), dropped)}]\n".encode() + data
                     size += len(data)
@@ -223,7 +223,7 @@ class ResultCollector:
 
 def stream_files(process: MovedProcess) -> dict[str, list[int]]:
     """The files below its working directory that a process writes its output to, with the descriptors of each."""
-    found: dict[str, list[int]] = {}
+    files: dict[str, list[int]] = {}
     for number, stream in enumerate(process.streams):
         if number not in STREAM_NAMES or stream.kind is not StreamKind.FILE:
             continue
@@ -232,20 +232,20 @@ def stream_files(process: MovedProcess) -> dict[str, list[int]]:
             split_path(to_bytes(path))
         except ProtocolError:  # not below it
             continue
-        found.setdefault(path, []).append(number)
-    return found
+        files.setdefault(path, []).append(number)
+    return files
 
 
 def _parents(entries: dict[str, ManifestEntry]) -> list[ManifestEntry]:
     """The directories that files are in and that are not listed themselves."""
-    found: dict[str, ManifestEntry] = {}
+    parents: dict[str, ManifestEntry] = {}
     for path in entries:
         names = to_bytes(path).split(b"/")
         for depth in range(1, len(names)):
             parent = to_text(b"/".join(names[:depth]))
             if parent not in entries:
-                found[parent] = ManifestEntry(parent, "dir", 0, EXECUTABLE)
-    return [*found.values()]
+                parents[parent] = ManifestEntry(parent, "dir", 0, EXECUTABLE)
+    return [*parents.values()]
 
 
 class MoveReconciler:
@@ -343,8 +343,8 @@ class MoveReconciler:
     async def _ship_tree(self, move: Move, *, still: bool) -> ShippedTree:
         remote = self._agents.files
 
-        async def read(name: bytes, at: int, most: int) -> bytes:
-            return (await remote.read(move.source, move.id, name, at, most))[1]
+        async def read(name: bytes, offset: int, most: int) -> bytes:
+            return (await remote.read(move.source, move.id, name, offset, most))[1]
 
         return await ship_tree(self._store, await remote.find_tree(move.source, move.id), read, still=still)
 

@@ -17,7 +17,6 @@ READ_FROM_FILE = ("/bin/sh", "-c", 'exec "$@" < "$0"')
 
 
 def job_move(move_id: str, job: Job, proposal: Proposal, *, by: str) -> Move:
-    """The move of a job to the target of its proposal."""
     assert proposal.way is not None
     request = Request(
         id=move_id,

@@ -109,7 +109,6 @@ class PredictorPool:
             return predictor
 
     def types(self, limit: int) -> list[TaskType]:
-        """The types with the latest runs."""
         return self._history.types(limit)
 
     def take_in(self, runs: Sequence[TaskRun], before_ms: int) -> list[TaskRun] | None:

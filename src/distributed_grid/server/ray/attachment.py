@@ -76,8 +76,6 @@ RISK = "this Ray cluster asks for no token: whoever reaches its ports can run an
 
 
 class NodeMapping(Struct, frozen=True):
-    """A node of the engine and its name in the grid."""
-
     name: str
     place: EngineNode
     is_new: bool
@@ -227,7 +225,6 @@ ShowMachines = Callable[[requests.ManageCluster], Awaitable[ClusterMachines]]
 
 
 def step_reporter(report: ReportStep, node: str) -> Say:
-    """Reporter of the steps on one node."""
     return lambda step: report(NodeStep(node, step))
 
 
@@ -266,7 +263,6 @@ class RayAttachment:
 
     @property
     def row(self) -> EngineRow | None:
-        """Row of the attached cluster; None without one."""
         row = self._grid.ledger.engines.get(NAME)
         return row if row is not None and row.mode == ATTACHED else None
 

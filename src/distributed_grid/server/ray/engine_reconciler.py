@@ -181,7 +181,6 @@ def find_strays(ledger: Ledger, view: EngineView) -> list[str]:
 
 
 def group_of(binding: Binding, lease: Lease, now: int) -> EngineGroup:
-    """The group to reserve for a lease."""
     claim = lease.claim
     assert claim is not None
     return EngineGroup(

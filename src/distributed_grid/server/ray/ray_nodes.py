@@ -178,11 +178,11 @@ def worker_ports(ray: Ray, place: int, nodes: int) -> tuple[int, int]:
     """Port range of the workers of one of several nodes on a machine; 0 means any free port."""
     if _is_default(ray, "min_worker_port") and _is_default(ray, "max_worker_port"):
         return 0, 0
-    each = (ray.max_worker_port - ray.min_worker_port + 1) // nodes
-    if each < 1:
+    ports_each = (ray.max_worker_port - ray.min_worker_port + 1) // nodes
+    if ports_each < 1:
         raise Refused(f"ray.min_worker_port to ray.max_worker_port are too few ports for {nodes} nodes on one machine")
-    first = ray.min_worker_port + place * each
-    return first, first + each - 1
+    first = ray.min_worker_port + place * ports_each
+    return first, first + ports_each - 1
 
 
 class RayNodes:

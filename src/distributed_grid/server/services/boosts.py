@@ -188,19 +188,37 @@ class BoostService:
         lease = await self.find(op.boost_id)
         user = caller.user if is_automatic(lease.request) else lease.request.user
         caller.must_own(user, f"the boost {lease.id}")
+        return await self._run_within(lease, op, user, caller, {"GRID_BOOST": lease.id})
 
+    @endpoint(USER)
+    async def run_in_lease(self, op: requests.RunInLease, caller: Caller) -> JobDetail:
+        """Submit a command that runs with what a lease holds, on its node."""
+        lease = await find_lease(self._grid, op.allocation_id)
+        caller.must_own(lease.request.user, f"the lease {lease.id}")
+        return await self._run_within(lease, op, lease.request.user, caller, {})
+
+    async def _run_within(
+        self, lease: Lease, op: requests.CommandInLease, user: str, caller: Caller, variables: dict[str, str]
+    ) -> JobDetail:
         def placement_group(ledger: Ledger, now: int) -> str:
             binding = ledger.binding_of(lease)
             return binding.group if binding is not None else ""
 
-        variables = {"GRID_BOOST": lease.id}
         group = await self._grid.read(placement_group)
         if group:
             variables |= {"GRID_BOOST_GROUP": group, **await self._ray_environment(lease.node)}
             if "PATH" in op.given:  # then that one counts, and not the folder of Ray's interpreter
                 variables["GRID_RAY_PYTHON"] = ""
         env = tuple(sorted((op.env | variables).items()))
-        command = Command(op.argv, env, op.cwd, workdir=op.workdir, given=op.given)
+        command = Command(
+            argv=op.argv,
+            env=env,
+            cwd=op.cwd,
+            timeout_ms=round(1000 * op.timeout_seconds),
+            grace_ms=round(1000 * op.grace_seconds),
+            workdir=op.workdir,
+            given=op.given,
+        )
         request = Request(
             id=op.request_id,
             user=user,

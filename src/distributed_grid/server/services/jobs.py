@@ -499,7 +499,7 @@ def _submission(job: Job) -> Order:
     return job.submitted_at_ms, job.uid
 
 
-def fetch_order(op: requests.SubmitJob | requests.RunInBoost) -> FetchOrder | None:
+def fetch_order(op: requests.SubmitJob | requests.CommandInLease) -> FetchOrder | None:
     """The files that a submission wants back; BadInput for a pattern that is none."""
     if not op.fetch:
         return None

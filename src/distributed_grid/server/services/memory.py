@@ -179,21 +179,18 @@ class MemoryService:
     async def list(self, op: requests.ListBlocks, caller: Caller) -> BlockList:
         """The next page of the blocks that are not being freed, by their ids."""
         viewer = self._viewer()
-
-        def page(ledger: Ledger, now: int) -> BlockList:
-            left = (block.id for block in ledger.blocks.values() if block.id > op.after and not block.freeing)
-            ids = heapq.nsmallest(MAX_PAGE_BLOCKS + 1, left)
-            rows: builtins.list[BlockRow] = []
-            size = 0
-            for block_id in ids[:MAX_PAGE_BLOCKS]:
-                row = BlockRow.of(viewer, ledger.blocks[block_id])
-                size += len(msgspec.json.encode(row))
-                if rows and size > MAX_PAGE_BYTES:
-                    break
-                rows.append(row)
-            return BlockList(rows, more=len(rows) < len(ids))
-
-        return await self._grid.read(page)
+        blocks = await self._grid.scan(
+            lambda ledger: ledger.blocks.values(), lambda block: block.id > op.after and not block.freeing
+        )
+        rows: builtins.list[BlockRow] = []
+        size = 0
+        for block in heapq.nsmallest(MAX_PAGE_BLOCKS, blocks, key=lambda block: block.id):
+            row = BlockRow.of(viewer, block)
+            size += len(msgspec.json.encode(row))
+            if rows and size > MAX_PAGE_BYTES:
+                break
+            rows.append(row)
+        return BlockList(rows, more=len(rows) < len(blocks))
 
     @endpoint(READ)
     async def stats(self, op: requests.GetMemoryStats, caller: Caller) -> MemoryStats:

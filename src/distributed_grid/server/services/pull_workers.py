@@ -42,7 +42,7 @@ from distributed_grid.domain.events import (
     PullWorkerRegistered,
     ReassessmentRequested,
 )
-from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.leases import Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
@@ -199,17 +199,21 @@ class PullWorkerService:
         """Resources of every worker, free and in all, and the reservations for tasks."""
         viewer = self._viewer()
 
-        def read(ledger: Ledger, now: int) -> WorkerResourceList:
-            reservations = [
-                ReservationRow.of(viewer, lease, lease.request.task or ledger.jobs[lease.job].id)
-                for lease, _ in sorted(held_leases(ledger), key=lambda row: row[0].asked_at_ms)
+        def reserved(ledger: Ledger, now: int) -> list[tuple[Lease, str]]:
+            return [
+                (lease, lease.request.task or (job.id if job is not None else ""))
+                for lease, job in held_leases(ledger)
                 if lease.request.task or (lease.job and lease.request.runs_on is not WorkerKind.AGENT)
             ]
-            return WorkerResourceList(
-                {name: _resources(ledger, node) for name, node in ledger.nodes.items()}, reservations
-            )
 
-        return await self._grid.read(read)
+        def resources(ledger: Ledger, name: str, now: int) -> list[tuple[str, NodeResources]]:
+            return [(name, _resources(ledger, ledger.nodes[name]))] if name in ledger.nodes else []
+
+        workers = await self._grid.read_each(lambda ledger: ledger.nodes, resources)
+        reservations = sorted(await self._grid.read(reserved), key=lambda row: row[0].asked_at_ms)
+        return WorkerResourceList(
+            dict(workers), [ReservationRow.of(viewer, lease, task) for lease, task in reservations]
+        )
 
     async def _usage(self, name: str, reported: ReportedResources) -> Usage:
         def read(ledger: Ledger, now: int) -> Usage:

@@ -61,8 +61,8 @@ class AgentPackages:
         """The package for a machine. Refused if there is none, Unreachable if there may be one later."""
         facts = machine_facts(op)
         now = asyncio.get_running_loop().time()
-        at, failure = self._failed.get(facts, (float("-inf"), None))
-        if failure is not None and now - at < self._pause_seconds:
+        failed_at, failure = self._failed.get(facts, (float("-inf"), None))
+        if failure is not None and now - failed_at < self._pause_seconds:
             raise failure
         task = self._packing.get(facts)
         if task is None:

@@ -82,8 +82,8 @@ class Autoscaler:
     @property
     def interval_seconds(self) -> float:
         """The time between two evaluations: `SAMPLES_PER_WINDOW` in a window, within bounds."""
-        each = self._rules.window_ms / 1000 / SAMPLES_PER_WINDOW
-        return min(max(each, MIN_INTERVAL_SECONDS), MAX_INTERVAL_SECONDS)
+        pause_seconds = self._rules.window_ms / 1000 / SAMPLES_PER_WINDOW
+        return min(max(pause_seconds, MIN_INTERVAL_SECONDS), MAX_INTERVAL_SECONDS)
 
     @property
     def expected_milli(self) -> int | None:

@@ -50,8 +50,6 @@ def dropped_message(stream: str, dropped: int) -> str:
 
 
 class OutputReader(Protocol):
-    """Reads the output of attempts of a node."""
-
     async def read(self, node: str, lease_id: str, name: bytes, offset: int, most: int) -> tuple[int, bytes]:
         """Where, and what there is of a file from an offset on, at most so much; empty at its end. Unreachable while
         nobody answers, NotFound for what cannot be read."""
@@ -130,7 +128,6 @@ class OutputCollector:
         self._next_check: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Collect until cancelled."""
         await self._work.run(self._reconcile, POLL_SECONDS)
 
     async def _reconcile(self) -> None:

@@ -71,8 +71,6 @@ class ProviderCall(Generic[T]):
 
 
 class ProviderCalls:
-    """Makes calls to one provider."""
-
     def __init__(
         self,
         provider: CloudProviderBase,

@@ -60,7 +60,6 @@ class CredentialMask:
 
     @classmethod
     def of_providers(cls, config: ClusterConfig, names: Iterable[str] | None = None) -> CredentialMask:
-        """Mask for these providers of a config, or for all."""
         chosen = config.providers if names is None else names
         return cls(secret for name in chosen for secret in secrets_of(config, name))
 
@@ -72,7 +71,7 @@ class CredentialMask:
     def error(self, failure: GridError) -> GridError:
         """The same error without credentials, and without the errors that led to it."""
         failure.__cause__ = failure.__context__ = None
-        failure.args = tuple(self.text(one) if isinstance(one, str) else one for one in failure.args)
+        failure.args = tuple(self.text(part) if isinstance(part, str) else part for part in failure.args)
         if isinstance(failure, Refused):
             failure.reasons = tuple(map(self.text, failure.reasons))
         if isinstance(failure, NoCapacity):
@@ -173,8 +172,6 @@ class ProviderRegistry:
 
 
 class ProviderReport(Struct, frozen=True):
-    """Result of the check of a provider."""
-
     provider: str
     problems: tuple[str, ...]  # it cannot be used until they are solved
     checks: tuple[str, ...]  # lines about its working parts
@@ -204,8 +201,8 @@ def check_provider(config: ClusterConfig, registry: ProviderRegistry, name: str,
         offered, missing = offer_lines(config, offers)
         checks += offered
         problems += missing
-    except ConfigProblems as found:
-        problems += str(found).splitlines()
+    except ConfigProblems as invalid:
+        problems += str(invalid).splitlines()
     except Exception as failure:  # any error of an SDK or another package is a problem of the provider
         text = " ".join(str(failure).split()) or type(failure).__name__
         problems.append(text if isinstance(failure, GridError) else f"{type(failure).__name__}: {text}")
