@@ -22,7 +22,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Command
-from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.leases import NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
@@ -85,7 +85,7 @@ def pull_workers() -> Ledger:
     ledger = Ledger()
     for number in range(TASKS):
         ask = Amounts(cpu_milli=1000)
-        request = Request(id=f"t{number}", user="ana", ask=ask, runs_on=WorkerKind.PULL, strategy=Strategy.FITTEST)
+        request = Request(id=f"t{number}", user="ana", ask=ask, runs_on=NodeKind.PULL, strategy=Strategy.FITTEST)
         step(
             ledger,
             JobSubmitted(id=f"t{number}", command=Command((), payload='{"type": "probe"}'), request=request),

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def nodes_from(config: ClusterConfig, machine: Capacity) -> list[Node]:
-    """The nodes a config declares; what a local one has is detected unless its declaration is trusted.
+    """The nodes of a config; the capacity of a local one is detected unless its declaration is trusted.
 
     The machine's own GPUs belong to its one node; where several share the machine, only declared ones count.
     """
@@ -173,13 +173,13 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
 
 
 def _local_capacity(config: ClusterConfig, node: NodeConfig, machine: Capacity) -> Capacity:
-    """What a node of this machine has; the declaration of a simulated one counts."""
+    """Capacity of a node of this machine; the declaration of a simulated one counts."""
     trusted = node.trust_declared or config.is_simulated(node)
     return effective_capacity(replace(node, trust_declared=trusted), machine)
 
 
 def effective_capacity(node: NodeConfig, found: Capacity) -> Capacity:
-    """What counts as a node's capacity: what was found there, unless its declaration is trusted.
+    """Effective capacity of a node: the one found there, unless its declaration is trusted.
 
     GPUs that are declared and not found count only on trust, on other machines; custom resources are always declared.
     """

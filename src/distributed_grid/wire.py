@@ -5,8 +5,8 @@ outbox until its number is acknowledged, and is sent again after a reconnection.
 has a number, the reply names that number and a duration, and the agent counts the duration from when it sent that
 heartbeat. A stream sends no more bytes than it was given credit for.
 
-Every field has a bound in its type, and the largest message of each type fits into `MAX_MESSAGE_BYTES`. What can be
-longer is sent in pages, each of which says whether there is `more`; it counts only when the last one is there.
+Every field has a bound in its type, and the largest message of each type fits into `MAX_MESSAGE_BYTES`. Longer
+lists are sent in pages, each of which says whether there is `more`; they count only when the last one is there.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ReportedGpu(Struct, frozen=True):
 
 
 class ReportedCapacity(Struct, frozen=True):
-    """What an agent's machine has."""
+    """Resources of an agent's machine."""
 
     cpu_milli: Annotated[int, Meta(ge=0, le=10**9)] = 0
     memory_bytes: Amount = 0

@@ -90,7 +90,7 @@ def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToA
     attempt = effect.job.attempt
     assert attempt is not None
     if isinstance(effect, StartAttempt):
-        used = ledger.leases.get(effect.lease.request.within, effect.lease)
+        used = ledger.leases.get(effect.lease.request.use_lease, effect.lease)
         claim = used.claim
         assert claim is not None
         seen = ledger.observations.get(effect.node)

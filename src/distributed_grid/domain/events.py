@@ -236,7 +236,7 @@ class LeaseAsked(Event, frozen=True):
     again: bool = False  # the id of an ended lease may be used once more
 
 
-class LeaseClaimed(Event, frozen=True, kw_only=True):
+class LeaseRecovered(Event, frozen=True, kw_only=True):
     """A lease that this ledger lacks was found elsewhere; it is a claim until its node confirms it."""
 
     request: Request
@@ -247,10 +247,10 @@ class LeaseClaimed(Event, frozen=True, kw_only=True):
     ends_at_ms: int
 
 
-class ClaimsRead(Event, frozen=True):
+class LeasesRecovered(Event, frozen=True):
     """All leases that a new ledger can recover from elsewhere were read; this happens once."""
 
-    claims: tuple[LeaseClaimed, ...] = ()
+    claims: tuple[LeaseRecovered, ...] = ()
 
 
 class RequestRefused(Event, frozen=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from typing import ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from distributed_grid.domain.nodes import Node
@@ -33,7 +33,7 @@ MAX_EPOCH_LEAD = 1_000_000
 """Starts of a control plane that a restored backup or a deleted database can have forgotten."""
 
 
-class WorkerKind(enum.StrEnum):
+class NodeKind(enum.StrEnum):
     """Where a request may be served: on nodes with an agent, on pull workers, or on both."""
 
     AGENT = "agent"
@@ -66,11 +66,11 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     gang: int = 1  # number of leases on as many nodes, all or none
     expects_ms: int = 0  # stated length; 0: unknown
     deadline_ms: int = 0  # moment by which it must be over; 0: none
-    within: str = ""  # held lease that is used instead of new resources
+    use_lease: str = field(default="", name="within")  # held lease that is used instead of new resources
     block: str = ""  # block that a copy in memory is for
     origin: str = ""  # node on which it was typed, where that is known
     limits_memory: bool = False  # its memory is the limit of a job, which really uses it
-    runs_on: WorkerKind = WorkerKind.AGENT
+    runs_on: NodeKind = NodeKind.AGENT
     task: str = ""  # of a reservation without a job, which is renewed while its node is heard
     worker: str = ""  # worker that runs in these resources, on the node's machine
     closed: tuple[tuple[str, int], ...] = ()  # nodes that have evicted the job, each with the end of its closure
@@ -97,7 +97,7 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
             return f"a gang must have 1 to {MAX_GANG_SIZE} members"
         if self.strategy is Strategy.NODE_SPECIFIC and not self.require:
             return "the strategy node_specific needs a node"
-        if self.within:
+        if self.use_lease:
             return None if self.ask == Amounts() else "what is used already need not be asked for"
         return self.ask.problem()
 

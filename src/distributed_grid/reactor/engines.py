@@ -161,7 +161,7 @@ def _observe_node(
     there = None if event.groups is None else {group for group, where in event.groups if where in ("", place.id)}
     for lease in ledger.leases_of(node.name):
         binding = ledger.binding_of(lease)
-        settled = lease.state is LeaseState.RELEASING or lease.request.within or lease.recovered
+        settled = lease.state is LeaseState.RELEASING or lease.request.use_lease or lease.recovered
         if settled or _is_valid(binding, place, there, event.asked_at_ms):
             if binding is not None and is_automatic(lease.request):
                 _note_use(ledger, lease, binding, event, decision, now)

@@ -22,7 +22,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
-from distributed_grid.domain.leases import FOREVER_MS, Lease, Request, WorkerKind
+from distributed_grid.domain.leases import FOREVER_MS, Lease, NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import MissingAttempt, NodeObservation
 from distributed_grid.domain.rebalancing import is_automatic
@@ -84,7 +84,7 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         return Decision(answer=JobAnswer(known, ledger.leases.get(known.lease_id)))
     if not event.command.argv and not event.command.payload:
         raise BadInput("there is no command to run")
-    if not event.command.argv and event.request.runs_on is not WorkerKind.PULL:
+    if not event.command.argv and event.request.runs_on is not NodeKind.PULL:
         raise BadInput("a task without a command can only run on a pull worker")
     if event.request.gang > 1:
         raise BadInput("a command runs on one node: a gang can only be asked for without one")
@@ -103,7 +103,7 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         restartable=event.restartable,
         fetch=event.fetch,
     )
-    if event.request.within:
+    if event.request.use_lease:
         return _submit_within_lease(ledger, job, now)
     try:
         return _admit(ledger, job, now)
@@ -123,11 +123,11 @@ def _submit_within_lease(ledger: Ledger, job: Job, now: int) -> Decision:
     """Run a command under a lease that its user holds already; one at a time, as it uses all of it."""
     request = job.request
     lease = _next_lease(job.uid, 1, request, now)
-    held = ledger.leases.get(request.within)
+    held = ledger.leases.get(request.use_lease)
     if request.problem() is not None:
         raise BadInput(str(request.problem()))
     if held is None or held.job:
-        raise NotFound(f"no lease {request.within} is held")
+        raise NotFound(f"no lease {request.use_lease} is held")
     automatic = is_automatic(held.request)
     if held.request.user != request.user and not automatic:
         raise Refused(f"the lease {held.id} belongs to {held.request.user}, not to {request.user}")
@@ -135,7 +135,7 @@ def _submit_within_lease(ledger: Ledger, job: Job, now: int) -> Decision:
         raise Refused(f"the lease {held.id} is {held.state}, not active")
     for user in ledger.dependents.get(held.id, ()):
         raise Refused(f"the lease {held.id} is in use by {ledger.jobs[ledger.leases[user].job].id}; wait for that job")
-    whole = replace(request, ask=held.request.ask, within="")
+    whole = replace(request, ask=held.request.ask, use_lease="")
     beyond = Quotas(ledger).exceeded(whole) if automatic and ledger.policy.quotas else None
     if beyond is not None:
         raise Refused(beyond)
@@ -343,7 +343,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     if is_evicted and attempt.pid and not (job.may_run_again or has_checkpoint):
         displaced, outcome = False, replace(outcome, detail=f"{outcome.detail}; {NOT_RUN_AGAIN}".lstrip("; "))
     goes_on = displaced or (outcome.is_failed_start and failed_start) or _goes_on_elsewhere(ledger, job, outcome)
-    if not job.request.within and (goes_on or (outcome.may_be_retried and job.retries_left > 0)):
+    if not job.request.use_lease and (goes_on or (outcome.may_be_retried and job.retries_left > 0)):
         evicted_by = attempt.node if is_evicted and attempt.pid else ""
         decision.changes += _requeue(ledger, job, now, counts=not goes_on, evicted_by=evicted_by)
         why = outcome.detail or str(outcome.ending)
@@ -452,14 +452,14 @@ def _closed_nodes(ledger: Ledger, job: Job, evicted_by: str, now: int) -> tuple[
 
 
 def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
-    """Compare what an agent has with what should run there. That it has no trace of an attempt proves nothing: it may
-    be another agent than the one that runs it. The attempt is lost
+    """Compare the attempts that an agent lists with those of its node. A missing one proves nothing: another agent may
+    run it. The attempt is lost
 
     - at once, when the same agent's machine was started anew, or when nothing of it is seen on this machine;
     - when the node's hold is over, as it was when this agent came: until then something may keep it running.
 
-    What was only assigned is ordered again, unless another agent or an earlier boot may have run it; what was never
-    ordered is the new agent's.
+    An attempt that was only assigned is ordered again, unless another agent or an earlier boot may have run it; one
+    that was never ordered goes to the new agent.
     """
     node, known, running = ledger.nodes.get(event.node), set(event.attempts), set(event.running)
     ordered, since_ms = set(event.ordered), event.ordered_since_ms

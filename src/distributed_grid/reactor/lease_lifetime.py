@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
     AttemptEnded,
-    ClaimsRead,
     CopyUnwanted,
-    LeaseClaimed,
     LeaseLost,
     LeaseReclaimed,
+    LeaseRecovered,
+    LeasesRecovered,
     TimePassed,
 )
 from distributed_grid.domain.followups import CheckClaims, ScanQueue, SettleDue
@@ -82,14 +82,14 @@ CLAIMS_READ = "claims_read"
 """Counter of a ledger that has recovered leases from elsewhere."""
 
 
-def on_read(ledger: Ledger, event: ClaimsRead, now: int) -> Decision:
+def on_read(ledger: Ledger, event: LeasesRecovered, now: int) -> Decision:
     """Record all recovered leases, once: from then on the ledger is complete."""
     if CLAIMS_READ in ledger.counters:
         return Decision()
     return Decision([Counter(CLAIMS_READ, 1)], follow=[*event.claims])
 
 
-def on_claimed(ledger: Ledger, event: LeaseClaimed, now: int) -> Decision:
+def on_claimed(ledger: Ledger, event: LeaseRecovered, now: int) -> Decision:
     """Hold a recovered lease until its node confirms it; a lease that the ledger has is left as it is."""
     request = event.request
     if request.id in ledger.leases or request.id in ledger.by_request:

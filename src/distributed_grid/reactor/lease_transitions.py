@@ -76,7 +76,7 @@ def grant(
         return decision, granted, None
     seen = ledger.observations.get(place.node)
     boot, machine = (seen.boot, seen.machine) if seen is not None else ("", "")
-    used = ledger.leases.get(lease.request.within, granted).claim
+    used = ledger.leases.get(lease.request.use_lease, granted).claim
     attempt = Attempt(
         number=len(job.attempts) + 1,
         lease_id=lease.id,
@@ -99,7 +99,7 @@ def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *,
     state = advance(lease.state, Step.GRANT)
     duration, seen = lease.request.duration_ms, ledger.observations.get(node)
     lender = ledger.nodes[node]
-    engine = lender.engine if lender.engine_node and not lease.request.within else ""
+    engine = lender.engine if lender.engine_node and not lease.request.use_lease else ""
     return replace(
         lease,
         state=advance(state, Step.BIND) if bound and not engine else state,

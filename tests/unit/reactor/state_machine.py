@@ -14,7 +14,7 @@ from distributed_grid.domain import events
 from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
 from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.jobs import MAX_RERUNS, Command, Ending, JobEstimate, Outcome
-from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.leases import NodeKind, Request
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Claim, GpuDevice
 from distributed_grid.domain.states import JobState, WorkerState
@@ -122,7 +122,7 @@ class World(LedgerWatch):
         fence = 1 + max([self.ledger.counters.get("fence", 0), *(one.fence for one in self.ledger.leases.values())])
         claim = Claim(cpu_milli=1000 * cores)
         self.handle(
-            events.LeaseClaimed(
+            events.LeaseRecovered(
                 request=request,
                 node=NAMES[which],
                 claim=claim,
@@ -352,9 +352,9 @@ class World(LedgerWatch):
         node = replace(a_node(PULLERS[which], cores=2, hold_s=20), host=PULL_HOST, incarnation=incarnation)
         self.handle(events.PullWorkerRegistered(node, USAGES[0]))
 
-    def submit_task(self, request: Request, retries: int, runs_on: WorkerKind) -> None:
+    def submit_task(self, request: Request, retries: int, runs_on: NodeKind) -> None:
         """A task that a pull worker can run, or only such a one."""
-        command = TASK if runs_on is WorkerKind.PULL else Command(("true",), payload=TASK.payload)
+        command = TASK if runs_on is NodeKind.PULL else Command(("true",), payload=TASK.payload)
         task = replace(self._named(request), runs_on=runs_on, require=(), prefer=())
         self.handle(a_submission(task, retries=retries, command=command))
 
@@ -371,7 +371,7 @@ class World(LedgerWatch):
     def reserve(self, which: int, cores: int) -> None:
         """Somebody reserves some of a pull worker for a task."""
         request = replace(self._named(a_request(cores=cores, wait_s=0, duration_s=60)), require=(PULLERS[which],))
-        self.handle(events.LeaseAsked(replace(request, task=request.id, runs_on=WorkerKind.ANY)))
+        self.handle(events.LeaseAsked(replace(request, task=request.id, runs_on=NodeKind.ANY)))
 
     def scale(self, most: int, warm: int) -> None:
         """Scaling is evaluated, with a maximum that may have changed."""

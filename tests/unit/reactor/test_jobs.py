@@ -563,7 +563,7 @@ def test_a_job_stored_before_there_were_marks_is_read(new_scenario):
 
 
 def using(lease_id: str, request_id: str = "j1", user: str = "ada") -> Request:
-    return replace(a_request(request_id, user=user), ask=Amounts(), within=lease_id)
+    return replace(a_request(request_id, user=user), ask=Amounts(), use_lease=lease_id)
 
 
 def test_a_command_runs_with_what_the_lease_has_and_takes_nothing_besides(new_scenario):

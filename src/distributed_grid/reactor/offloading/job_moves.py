@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from distributed_grid.domain.jobs import Ending, Job
-from distributed_grid.domain.leases import WorkerKind
+from distributed_grid.domain.leases import NodeKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move, MoveEnd, Way
 from distributed_grid.domain.states import JobState, MoveState, Step
@@ -43,9 +43,9 @@ def proposed_job_move(ledger: Ledger, move: Move) -> Move:
     if job.uid in ledger.moves_by_job:
         known = ledger.moves_by_job[job.uid]
         raise Refused(f"{job.id} is being moved already ({known}); wait for it, or type: grid offload cancel {known}")
-    if job.request.within:
-        raise Refused(f"{job.id} runs within lease {job.request.within}, and goes where that is")
-    if job.request.runs_on is WorkerKind.PULL or (job.attempt is not None and job.attempt.node in ledger.pull_nodes):
+    if job.request.use_lease:
+        raise Refused(f"{job.id} runs within lease {job.request.use_lease}, and goes where that is")
+    if job.request.runs_on is NodeKind.PULL or (job.attempt is not None and job.attempt.node in ledger.pull_nodes):
         raise Refused(f"{job.id} is a task of a pull worker, which asks for its work itself")
     if job.state is JobState.STOPPING:
         why = job.stop.detail if job.stop is not None else ""

@@ -1,6 +1,6 @@
-"""Transitions of a move that its deciders share: the next state, the room on the target, the end and what that means.
+"""Transitions of a move that its deciders share: the next state, the room on the target, the end and its consequences.
 
-Room on the target is kept as a lease of the grid's until the work takes its place. What is moved belongs to the node
+Room on the target is kept as a lease of the grid's until the work takes its place. Moved work belongs to the node
 that it leaves, so it gets a part of that node's automatic leases where the target is their lender. Nobody but automatic
 leases is displaced for a move.
 
@@ -38,7 +38,7 @@ MAX_FAILURES = 3
 
 
 def move_record(type_: RecordType, move: Move, reason: str = "", **data: Any) -> Record:
-    """An audit record about a move: what it is of, from where to where, and by which way."""
+    """Audit record of a move, with its work, its source, its target and its way."""
     known: dict[str, Any] = {"from": move.source, "to": move.target, "way": str(move.way), "automatic": move.automatic}
     if move.job:
         known |= {"job": move.job, "job_id": move.job_id}
@@ -91,7 +91,7 @@ def release_reservation(ledger: Ledger, move: Move, why: str, now: int) -> Decis
 
 
 def reservation_request(ledger: Ledger, move: Move, wanted: Request) -> Request:
-    """What the room on the target is asked for with, for work that asks for this."""
+    """Request for room on the target, for work with this request."""
     simulated = all(ledger.nodes[name].simulated for name in (move.source, move.target))
     return replace(
         wanted,
@@ -224,7 +224,7 @@ def _take_room(ledger: Ledger, move: Move, lease: Lease, job: Job, now: int) -> 
 
 
 def _count_end(ledger: Ledger, move: Move, now: int) -> tuple[list[Row], list[Record]]:
-    """What the end of a move means for those that come: nodes rest after it, and failures in a row stop it."""
+    """Consequences of an automatic move: its nodes rest, and failures in a row stop automatic offloading."""
     if not move.automatic:
         return [], []
     watches = ledger.offload_watches

@@ -68,7 +68,7 @@ def on_requested(ledger: Ledger, event: events.MoveRequested, now: int) -> Decis
 
 
 def _identity(move: Move) -> tuple[object, ...]:
-    """What is the same when a request is repeated; the way of a job that waits is found here."""
+    """Fields that are equal in a repeated request; the way of a waiting job is chosen here."""
     what = (move.process.identity, move.command) if move.process is not None else (move.job,)
     return (move.user, move.source, move.target, *what)
 

@@ -2,11 +2,11 @@
 
 Two rules carry their safety. The job is made in the step that records the death of the original, or a new boot id of
 its machine, so nothing of it can start before. And from the moment at which the guard is asked to commit only the guard
-knows: whatever happens here, the move waits for its word.
+knows: whatever happens here, the move waits for its report.
 
 - Before the guard is asked to commit, every failure ends the move; the guard thaws the original by itself.
-- Later it is thawed (the move ends) or decided. What was decided ends in a job, wherever that finds room.
-- Where the guard's word does not come, because its node is not connected or was removed, the move waits without end.
+- Later it is thawed (the move ends) or decided. A decided one ends in a job, wherever that finds room.
+- Where no report of the guard comes, because its node is not connected or was removed, the move waits without end.
   The room on the target is given back after `KEEP_ROOM_MS`; the job finds other room then.
 """
 
@@ -37,7 +37,7 @@ from distributed_grid.reactor.offloading.move_transitions import (
 from distributed_grid.scheduling.queue.fairness import Quotas
 
 JOB_PREFIX = "moved-"
-"""How the uids of jobs begin that took the place of a process."""
+"""Prefix of the uids of jobs that replaced a process."""
 SHIP_LIMIT_MS = 3_600_000
 """How long the working directory may take to be shipped ahead."""
 FREEZE_LIMIT_MS = 60_000
@@ -45,7 +45,7 @@ FREEZE_LIMIT_MS = 60_000
 MEMORY_GROWTHS = (1, 4, 16)
 """The limits of a moved process: of its first run and of its reruns, as multiples of what it was given."""
 KEEP_ROOM_MS = 600_000
-"""How long room is kept for a move that waits for the word of its source."""
+"""How long room is kept for a move that waits for a report of its source."""
 
 
 def job_uid(move_id: str) -> str:
@@ -162,7 +162,7 @@ def record_shipped(move: Move, event: events.MoveShipped, now: int) -> Decision:
 
 
 def record_frozen(move: Move, now: int) -> Decision:
-    """The original stands still: what has changed since can be shipped."""
+    """The original is frozen: its changed files can be shipped."""
     if move.state is not MoveState.SHIPPED:
         return Decision()
     frozen, records = advance_move(move, Step.FREEZE, now=now, frozen_at_ms=now)
@@ -294,7 +294,7 @@ def record_job_end(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
 
 
 def record_results(ledger: Ledger, move: Move, event: events.MoveResultsBrought, now: int) -> Decision:
-    """What the job has written is here; the move is over where there is nothing to return."""
+    """The results of the job are here; without any, the move ends."""
     if not move.result or move.results:
         return Decision()
     if not event.manifest:

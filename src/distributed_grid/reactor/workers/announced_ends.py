@@ -34,7 +34,7 @@ _HERE = (WorkerState.JOINED, WorkerState.DRAINING)
 
 
 def on_announced(ledger: Ledger, event: WorkerEndAnnounced, now: int) -> Decision:
-    """Take the word of an agent about the end of its machine; what is known already changes nothing."""
+    """Record the end of a machine that its agent announced; a known one changes nothing."""
     worker = ledger.workers.get(event.worker_id)
     if worker is None or worker.state not in _HERE:
         return Decision()
@@ -67,7 +67,7 @@ def _cordon(ledger: Ledger, worker: Worker, notice: EndNotice, now: int) -> Deci
     is_first = worker.state is WorkerState.JOINED
     drained = is_first or (worker.notice is not None and worker.notice.drained)
     state = advance(worker.state, Step.DRAIN) if is_first else worker.state
-    leaving = replace(worker, state=state, why=notice.why, notice=replace(notice, drained=drained), spare=False)
+    leaving = replace(worker, state=state, why=notice.why, notice=replace(notice, drained=drained), surplus=False)
     changes: list[Row] = [leaving]
     if notice.ends_at_ms and SCALED_UP in ledger.counters and worker.provider == ledger.scaling.provider:
         changes.append(Counter(SCALED_UP, now - ledger.scaling.up_cooldown_ms))
@@ -100,7 +100,7 @@ def _withdraw(ledger: Ledger, worker: Worker, why: str) -> Decision:
 
 
 def check_end(ledger: Ledger, worker: Worker, now: int) -> Decision | None:
-    """What is due about the end of one machine; None where that is nothing."""
+    """Decision that is due about the end of one machine; None if none is."""
     if worker.state not in _HERE:
         return None
     ends_at = worker.ends_at_ms

@@ -1,4 +1,4 @@
-"""Host leases: what a worker takes out of the control plane's own machine is leased from the node of that machine.
+"""Host leases: resources of the control plane's machine, leased for a worker in a container there.
 
 A worker in a container has the cores and memory of the machine that its engine runs on. So that they are not lent
 twice, the worker holds a lease on that machine's node, from before it is asked for until it is proven gone. Nobody else

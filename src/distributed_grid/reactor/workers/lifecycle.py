@@ -242,7 +242,7 @@ def end_worker(
     gone = replace(worker, state=advance(worker.state, Step.END), why=why, ended_at_ms=now)
     spent = spending or settle(ledger, worker.provider, now, wall_ms)
     changes: list[Row] = [charge_unseen(spent, worker, now) if worker.waits else spent, gone]
-    if worker.spare or worker.end_requested:
+    if worker.surplus or worker.end_requested:
         changes.append(Counter(SCALED_DOWN, now))
     follow: list[Cause] = [*release_host(ledger, worker)]
     if worker.node in ledger.nodes:

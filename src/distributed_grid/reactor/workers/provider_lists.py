@@ -1,6 +1,6 @@
-"""Comparison of workers with what their provider lists.
+"""Comparison of workers with the lists of their providers.
 
-A list lags: what it lacks counts only when it was asked for long enough after the call that would have changed it, and
+A list lags: a gap in it counts only when it was requested long enough after the call that would have changed it, and
 only the second time. A worker whose node is heard is there, whatever a list says.
 """
 
@@ -66,7 +66,7 @@ def _compare(
     spending: Spending,
     now: int,
 ) -> Decision | None:
-    """What a list says about one worker; None where that is nothing new."""
+    """Decision about one worker by a list; None if it has no news."""
     rules = ledger.worker_rules
     if machines:
         return _compare_listed(ledger, worker, machines, event, spending, now)
@@ -97,7 +97,7 @@ def _compare_listed(
     spending: Spending,
     now: int,
 ) -> Decision | None:
-    """What a list says about a worker that is in it, in the state of what is most alive of it."""
+    """Decision about a listed worker, by the state of its most alive machine."""
     found = min(machines, key=lambda one: _ALIVE_FIRST.get(one.state, 0))
     if found.state == "gone":
         return prove_gone(ledger, worker, "its provider says that it is gone", now, event.wall_ms, spending)

@@ -1,8 +1,8 @@
 """Deciders of pull workers: nodes without an agent, which report what they have and ask for their tasks.
 
 A task is assigned to a worker that is asking for one, and waits until the worker takes it: only then does it run. Asked
-again, the same attempt is handed out again. Another registration of the same worker is another process: what the
-earlier one had taken is lost, for nobody can know how it ended, and its fence is stale.
+again, the same attempt is handed out again. Another registration of the same worker is another process: the tasks
+of the earlier one are lost, for nobody can know how they ended, and its fence is stale.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Periodic check of workers: launches and joins that take too long, ends, silence, closures that are over, budgets.
 
-What a day does not pay for any longer is drained, then terminated. A worker that runs past midnight was within
+A worker beyond the budget of its day is drained, then terminated. A worker that runs past midnight was within
 yesterday's budget, not today's. While there is just enough left for all of them to end by themselves, should the
-control plane die now, they are terminated; a few minutes before that they are drained. What is over a budget even so
-can only be a termination that its provider does not answer, and is said loudly.
+control plane die now, they are terminated; a few minutes before that they are drained. Only a termination that its
+provider does not answer can exceed a budget even so, and raises an alarm.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def check_workers(ledger: Ledger, check: CheckWorkers, now: int) -> Decision:
 
 
 def _overdue(ledger: Ledger, worker: Worker, now: int, wall_ms: int) -> Decision | None:
-    """What is due for one worker; None where that is nothing."""
+    """Decision that is due for one worker; None if none is."""
     rules = ledger.worker_rules
     if worker.state is not WorkerState.TERMINATING and (lost := lost_host(ledger, worker)):
         if worker.state is WorkerState.WANTED:
@@ -132,7 +132,7 @@ def _settle_all(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> N
 
 
 class _DayLimit(Struct, frozen=True):
-    """What a day may cost: `spent` of `limit`, and what an hour of a worker costs of it."""
+    """Limit of the cost of a day: `spent` of `limit`, and the cost of an hour of a worker."""
 
     spent: int
     limit: int

@@ -66,7 +66,7 @@ class MoveTarget(Struct, frozen=True):
 
 
 class MoveTargets:
-    """Finds targets for the work of one node; what was assigned to one of them is not spared twice."""
+    """Finds targets for the work of one node; resources that were assigned on one of them are not assigned twice."""
 
     def __init__(
         self, scan: PressureScan, node: str, only: str = "", absent: Mapping[str, Collection[str]] | None = None
@@ -126,15 +126,12 @@ class MoveTargets:
             return ""
         for kind in WATCHED_RESOURCES:
             asked = asked_amount(request.ask, kind)
-            spare = self._spare(name, kind)
-            if asked > max(spare, 0):
-                return f"{name}: {describe(kind, max(spare, 0))} to spare, {describe(kind, asked)} needed"
+            if (name, kind) not in self._surplus:
+                self._surplus[name, kind] = surplus(self._scan, name, kind)
+            left = max(self._surplus[name, kind] - self._assigned[name, kind], 0)
+            if asked > left:
+                return f"{name}: {describe(kind, left)} to spare, {describe(kind, asked)} needed"
         return ""
-
-    def _spare(self, name: str, kind: ResourceType) -> int:
-        if (name, kind) not in self._surplus:
-            self._surplus[name, kind] = surplus(self._scan, name, kind)
-        return self._surplus[name, kind] - self._assigned[name, kind]
 
     def _why_nowhere(self, request: Request, refusals: list[str]) -> str:
         if self._only and not refusals:
@@ -150,7 +147,7 @@ class MoveTargets:
 
 
 def amounts_text(ask: Amounts) -> str:
-    """What is asked for, in words."""
+    """Requested amounts as text."""
     return ", ".join(describe(kind, asked_amount(ask, kind)) for kind in WATCHED_RESOURCES if asked_amount(ask, kind))
 
 
@@ -243,7 +240,7 @@ def files_to_check(proposals: Sequence[Proposal]) -> dict[str, tuple[tuple[str, 
 
 
 def process_ask(process: ProcessInfo) -> Amounts:
-    """What a process needs elsewhere: the cores it uses, rounded up, its memory with a margin, and a GPU if it has one.
+    """Needs of a process elsewhere: the cores it uses, rounded up, its memory with a margin, and a GPU if it has one.
 
     What an agent says is believed within bounds only."""
     cores = max(-(-max(process.cpu_milli, 0) // 1000), 1)

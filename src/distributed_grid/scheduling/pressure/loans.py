@@ -290,7 +290,7 @@ def carve_placement(
 
     A request that would have to wait gets it whatever it prefers; others only where their own wishes allow that.
     """
-    if GRID_USER not in ledger.held or request.gang > 1 or request.within or is_automatic(request):
+    if GRID_USER not in ledger.held or request.gang > 1 or request.use_lease or is_automatic(request):
         return None
     if not waits and request.strategy is not None:
         return None

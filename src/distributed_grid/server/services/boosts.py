@@ -225,7 +225,7 @@ class BoostService:
             ask=Amounts(),
             priority=lease.request.priority,
             team=caller.team,
-            within=lease.id,
+            use_lease=lease.id,
         )
         answer = await self._grid.handle(
             JobSubmitted(

@@ -42,7 +42,7 @@ from distributed_grid.domain.events import (
     PullWorkerRegistered,
     ReassessmentRequested,
 )
-from distributed_grid.domain.leases import Lease, Request, WorkerKind
+from distributed_grid.domain.leases import Lease, NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
@@ -203,7 +203,7 @@ class PullWorkerService:
             return [
                 (lease, lease.request.task or (job.id if job is not None else ""))
                 for lease, job in held_leases(ledger)
-                if lease.request.task or (lease.job and lease.request.runs_on is not WorkerKind.AGENT)
+                if lease.request.task or (lease.job and lease.request.runs_on is not NodeKind.AGENT)
             ]
 
         def resources(ledger: Ledger, name: str, now: int) -> list[tuple[str, NodeResources]]:
@@ -254,7 +254,7 @@ def _reservation(worker: str, ask: Amounts, task: str) -> Request:
         require=(worker,),
         wait_ms=0,
         duration_ms=RESERVATION_MS,
-        runs_on=WorkerKind.ANY,
+        runs_on=NodeKind.ANY,
         task=task,
     )
 

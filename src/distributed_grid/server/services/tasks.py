@@ -30,7 +30,7 @@ from distributed_grid.api.worker_resources import required_amounts
 from distributed_grid.control.grid import Grid, tasks_key
 from distributed_grid.domain.events import AttemptEnded, JobSubmitted, NodeHeard, TaskAsked, TaskAskWithdrawn
 from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Attempt, Command, Ending, Job, JobEstimate, Outcome
-from distributed_grid.domain.leases import FOREVER_MS, Request, WorkerKind
+from distributed_grid.domain.leases import FOREVER_MS, NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.scheduling_policy import Strategy
@@ -88,7 +88,7 @@ class TaskService:
             labels=tuple(parse_label(word) for word in op.labels),
             expects_ms=command.timeout_ms,
             limits_memory=True,
-            runs_on=WorkerKind.ANY if op.argv else WorkerKind.PULL,
+            runs_on=NodeKind.ANY if op.argv else NodeKind.PULL,
         )
         task_id = op.task_id or f"task-{op.request_id[:12]}"
         estimate = await self._estimate(op, command, user)
@@ -118,7 +118,7 @@ class TaskService:
         jobs, waiting = await self._grid.read(lambda ledger, now: (tuple(ledger.jobs.values()), tuple(ledger.waiting)))
         lease_ids = {lease_id for *_, lease_id in waiting}
         tasks = await self._grid.slices.select(
-            jobs, lambda job: job.lease_id in lease_ids and job.request.runs_on is not WorkerKind.AGENT
+            jobs, lambda job: job.lease_id in lease_ids and job.request.runs_on is not NodeKind.AGENT
         )
         page = await select_page(
             self._grid.slices,

@@ -24,7 +24,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
-from distributed_grid.domain.leases import WorkerKind
+from distributed_grid.domain.leases import NodeKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Claim
@@ -55,7 +55,7 @@ class Workers(Scenario):
 
     def add(self, name: str = "t1", *, retries: int = 0, command: Command | None = None, **asks) -> Job:
         """A task for pull workers, or with a command for any node."""
-        runs_on = WorkerKind.PULL if command is None else WorkerKind.ANY
+        runs_on = NodeKind.PULL if command is None else NodeKind.ANY
         request = a_request(name, runs_on=runs_on, strategy=Strategy.FITTEST, **asks)
         self.handle(
             JobSubmitted(id=name, command=command or Command((), payload=PAYLOAD), request=request, retries=retries)
@@ -367,7 +367,7 @@ def test_what_runs_survives_the_control_plane(grid: Workers) -> None:
 
 def reserve(grid: Workers, name: str, cores: float = 1) -> None:
     request = a_request(name, cores=cores, wait_s=0, duration_s=3600, require=("w1",))
-    grid.handle(LeaseAsked(replace(request, runs_on=WorkerKind.ANY, task=f"task-{name}")))
+    grid.handle(LeaseAsked(replace(request, runs_on=NodeKind.ANY, task=f"task-{name}")))
 
 
 def test_a_reservation_holds_what_heartbeats_do_not_give_back(grid: Workers) -> None:
@@ -423,7 +423,7 @@ def test_what_its_own_tasks_use_is_not_counted_twice() -> None:
 
 def test_a_step_changes_little_with_thousands_of_tasks_waiting_and_two_hundred_workers_asking(grid: Workers) -> None:
     for number in range(2_000):
-        request = a_request(f"t{number}", runs_on=WorkerKind.PULL, strategy=Strategy.FITTEST)
+        request = a_request(f"t{number}", runs_on=NodeKind.PULL, strategy=Strategy.FITTEST)
         step(
             grid.ledger, JobSubmitted(id=f"t{number}", command=Command((), payload=PAYLOAD), request=request), grid.now
         )

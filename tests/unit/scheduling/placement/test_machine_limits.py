@@ -141,12 +141,12 @@ def test_reservations_may_exceed_the_machine_until_a_job_uses_them():
     scenario = a_machine()
     boost = scenario.ask(a_request("boost", memory_gb=40, target="gpu1"))
     assert boost is not None
-    within = Request(id="run", user="ada", ask=replace(boost.request.ask, memory_bytes=0), within="boost")
+    within = Request(id="run", user="ada", ask=replace(boost.request.ask, memory_bytes=0), use_lease="boost")
     with pytest.raises(Refused, match=r"gpu[12]: simulated on a machine with 9\.5 GB .* 40\.0 GB asked"):
         scenario.handle(JobSubmitted(id="run", command=a_command(), request=within))
     small = scenario.ask(a_request("small", memory_gb=5, target="gpu1"))
     assert small is not None
-    scenario.handle(JobSubmitted(id="run", command=a_command(), request=replace(within, within="small")))
+    scenario.handle(JobSubmitted(id="run", command=a_command(), request=replace(within, use_lease="small")))
     assert scenario.submit(a_job("one", 5)).state is JobState.QUEUED
 
 

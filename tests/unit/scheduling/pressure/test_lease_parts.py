@@ -272,7 +272,7 @@ def test_the_use_of_a_boost_that_somebody_requested_is_not_noted():
 
 # ------------------------------------------------------------------ a command that uses all of it
 def run_in(scenario: Rounds, lease: Lease, user: str = "bob") -> None:
-    request = a_request("within", user=user, within=lease.id)
+    request = a_request("within", user=user, use_lease=lease.id)
     scenario.handle(JobSubmitted(id="within", command=a_command("true"), request=replace(request, ask=Amounts())))
 
 

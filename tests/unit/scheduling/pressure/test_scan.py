@@ -216,7 +216,7 @@ def test_a_lease_that_a_command_uses_is_held_but_not_idle():
     scenario.round(HARD)
     (lease,) = automatic_leases(scenario.ledger)
     assert idle_automatic_leases(scenario.ledger) == [lease]
-    scenario.handle(a_submission(replace(a_request("j1", user="ada"), ask=Amounts(), within=lease.id)))
+    scenario.handle(a_submission(replace(a_request("j1", user="ada"), ask=Amounts(), use_lease=lease.id)))
     assert (automatic_leases(scenario.ledger), idle_automatic_leases(scenario.ledger)) == ([lease], [])
 
 
