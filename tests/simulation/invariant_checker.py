@@ -40,7 +40,7 @@ from distributed_grid.domain.states import JobState
 from distributed_grid.errors import GridError
 from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.reactor.jobs import DISPLACED
-from distributed_grid.scheduling.queue.reasons import never_fits, why_not_now
+from distributed_grid.scheduling.queue.reasons import never_fits, texts, why_not_now
 from tests.simulation.invariants import INVARIANTS, REBUILDING_INVARIANTS, LedgerWatch, ObservedStep
 from tests.simulation.machine import Machine, SimulatedProcess
 from tests.simulation.move_invariants import MoveInvariants
@@ -346,7 +346,7 @@ class InvariantChecker:
             if job.state is not JobState.QUEUED:
                 return f"{job.uid} is {job.state} on {ledger.leases[job.lease_id].node}"
             if all(map(ledger.nodes_of, request.affinity)) and never_fits(ledger, request) is None:
-                return f"{job.uid} waits: {'; '.join(why_not_now(ledger, request, now))}"
+                return f"{job.uid} waits: {'; '.join(texts(why_not_now(ledger, request, now)))}"
         moving = self.moves.unsettled(ledger, self.over)
         if moving is not None:
             return moving

@@ -295,7 +295,9 @@ def parse(root: Group, words: Sequence[str]) -> tuple[CommandSpec, Values, Value
                 counted = texts if option.many else texts[-1:]
                 converted = [option.convert(text) if isinstance(text, str) else text for text in counted]
                 values[option.name] = tuple(converted) if option.many else converted[-1]
-            global_options |= {one.name: values.pop(one.name) for one in GLOBAL_OPTIONS if one.name in values}
+            global_options |= {
+                option.name: values.pop(option.name) for option in GLOBAL_OPTIONS if option.name in values
+            }
             if not isinstance(command, Group):
                 return command, _fill(command, values, rest), global_options
             if not given_words:
@@ -317,7 +319,7 @@ def parse(root: Group, words: Sequence[str]) -> tuple[CommandSpec, Values, Value
 
 def _read_options(command: CommandSpec, words: list[str]) -> tuple[dict[Option, list[str | bool]], list[str]]:
     """The options that are given, with their values as they were written, and the other words."""
-    spelled = {word: one for one in command.options for word in one.spellings}
+    spelled = {word: option for option in command.options for word in option.spellings}
     given: dict[Option, list[str | bool]] = {}
     others: list[str] = []
     ahead = list(reversed(words))

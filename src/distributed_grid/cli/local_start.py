@@ -68,12 +68,12 @@ def reason_to_stay(environment: Mapping[str, str], *, reads_input: bool = True) 
     if not reads_input:
         return ""
     try:
-        found = os.fstat(0)
+        status = os.fstat(0)
     except OSError:  # it is closed
         return ""
-    if stat.S_ISCHR(found.st_mode) and found.st_rdev == NULL_DEVICE:
+    if stat.S_ISCHR(status.st_mode) and status.st_rdev == NULL_DEVICE:
         return ""
-    kind = "a terminal" if os.isatty(0) else "a pipe" if stat.S_ISFIFO(found.st_mode) else "a file, socket or device"
+    kind = "a terminal" if os.isatty(0) else "a pipe" if stat.S_ISFIFO(status.st_mode) else "a file, socket or device"
     return f"its standard input is {kind}"
 
 
@@ -111,7 +111,11 @@ def request_frames(command: Sequence[str]) -> bytes:
 
 
 def _text(text: str) -> str:
-    return '"' + "".join(one if one >= " " and one not in '"\\' else f"\\u{ord(one):04x}" for one in text) + '"'
+    return (
+        '"'
+        + "".join(letter if letter >= " " and letter not in '"\\' else f"\\u{ord(letter):04x}" for letter in text)
+        + '"'
+    )
 
 
 def _answers(path: str, request: bytes) -> bytes:

@@ -111,9 +111,9 @@ def _source(path: str) -> Iterator[tuple[IO[bytes], int]]:
     with contextlib.ExitStack() as opened:
         with _file_errors("read", path):
             file = sys.stdin.buffer if path == "-" else opened.enter_context(Path(path).open("rb", buffering=0))
-            found = os.fstat(file.fileno())
-            if stat.S_ISREG(found.st_mode):
-                size = max(found.st_size - file.tell(), 0)
+            status = os.fstat(file.fileno())
+            if stat.S_ISREG(status.st_mode):
+                size = max(status.st_size - file.tell(), 0)
             else:
                 spool = opened.enter_context(tempfile.TemporaryFile("w+b"))
                 size = 0

@@ -49,9 +49,9 @@ MAX_MOVABLE = 20  # limit of movable work that is shown without `--all`: the adv
 MAX_OBSTACLES = 10  # limit of unmovable work that is shown without `--all`: those that use most
 
 
-def scan_parts(found: ProposalList, node: str, *, everything: bool = False) -> Iterator[str]:
+def scan_parts(scan: ProposalList, node: str, *, everything: bool = False) -> Iterator[str]:
     """A scan in paragraphs: movable work, unmovable work, and the commands to type."""
-    rows = found.proposals
+    rows = scan.proposals
     movable = [row for row in rows if row.movable]
     movable.sort(key=lambda row: (row.recommended, *_weight(row)), reverse=True)
     all_movable, movable = len(movable), movable if everything else movable[:MAX_MOVABLE]
@@ -68,7 +68,7 @@ def scan_parts(found: ProposalList, node: str, *, everything: bool = False) -> I
         yield "\n".join(obstacle_lines(shown, everything=everything))
         if len(shown) < len(others):
             yield f"and {len(others) - len(shown)} more that cannot be moved; --all shows them"
-    for line in found.problems or ():
+    for line in scan.problems or ():
         yield printable(line)
     if movable:
         first = movable[0]
@@ -206,28 +206,28 @@ def cancel_text(row: MoveRow) -> str:
     return printable(f"{row.move_id}: is being cancelled" + (f", waits for {row.waits_for}" if row.waits_for else ""))
 
 
-def auto_lines(found: AutoOffloadView) -> list[str]:
-    configured = "on" if found.configured else "off"
-    by = f"set by {found.set_by} at {format_time(found.set_at)}; the config says {configured}"
+def auto_lines(state: AutoOffloadView) -> list[str]:
+    configured = "on" if state.configured else "off"
+    by = f"set by {state.set_by} at {format_time(state.set_at)}; the config says {configured}"
     lines = [
-        f"automatic offloading is {'on' if found.enabled else 'off'}, " + (by if found.set_by else "as the config says")
+        f"automatic offloading is {'on' if state.enabled else 'off'}, " + (by if state.set_by else "as the config says")
     ]
-    if found.stopped:
-        hint = "; go on with grid offload auto --enable" if found.failures else ""
-        lines.append(f"it has stopped: {found.stopped}{hint}")
-    marks = ", ".join(f"{name} {100 * mark:.0f} %" for name, mark in found.thresholds.items())
+    if state.stopped:
+        hint = "; go on with grid offload auto --enable" if state.failures else ""
+        lines.append(f"it has stopped: {state.stopped}{hint}")
+    marks = ", ".join(f"{name} {100 * mark:.0f} %" for name, mark in state.thresholds.items())
     lines.append(f"relieves nodes above: {marks}")
     lines.append(
-        f"looks every {format_span(found.check_interval_seconds)}, "
-        f"rests {format_span(found.cooldown_seconds)} after a move"
+        f"looks every {format_span(state.check_interval_seconds)}, "
+        f"rests {format_span(state.cooldown_seconds)} after a move"
     )
-    if found.failures:
-        lines.append(f"failed moves in a row: {found.failures}")
-    if found.last_move_at:
-        lines.append(f"last move: {format_time(found.last_move_at)}")
-    lines += [f"{node} is degraded: {why}" for node, why in found.degraded.items()]
-    for look in found.nodes:
-        if look.node_id not in found.degraded:
+    if state.failures:
+        lines.append(f"failed moves in a row: {state.failures}")
+    if state.last_move_at:
+        lines.append(f"last move: {format_time(state.last_move_at)}")
+    lines += [f"{node} is degraded: {why}" for node, why in state.degraded.items()]
+    for look in state.nodes:
+        if look.node_id not in state.degraded:
             lines.append(f"{look.node_id} at {format_time(look.at)}: {look.reason}")
         lines += [f"  {job.job_id}: {job.reason}" for job in look.jobs]
     return [printable(line) for line in lines]
@@ -266,15 +266,15 @@ class OffloadPicture:
 
     def facts(self) -> dict[str, str]:
         """Facts that get a line when they change, by subject: a degraded node is one, its pressure is not."""
-        found = {"auto": f"automatic offloading is {'on' if self.auto.enabled else 'off'}"}
+        facts = {"auto": f"automatic offloading is {'on' if self.auto.enabled else 'off'}"}
         if self.auto.stopped:
-            found["auto"] += f", it has stopped: {self.auto.stopped}"
-        found |= {f"node {node}": f"{node} is degraded: {why}" for node, why in self.auto.degraded.items()}
+            facts["auto"] += f", it has stopped: {self.auto.stopped}"
+        facts |= {f"node {node}": f"{node} is degraded: {why}" for node, why in self.auto.degraded.items()}
         for row in self.proposals:
             where = f"{row.target_node}, {100 * row.confidence:.0f} % sure" if row.target_node else "nowhere"
             text = f"{subject_of(row)} on {row.node_id} could run on {where}: {row.command}"
-            found[f"proposal {row.node_id} {subject_of(row)}"] = text if row.recommended else f"{text} (no advice)"
-        return found | {f"move {row.move_id}": move_text(row) for row in self.moves}
+            facts[f"proposal {row.node_id} {subject_of(row)}"] = text if row.recommended else f"{text} (no advice)"
+        return facts | {f"move {row.move_id}": move_text(row) for row in self.moves}
 
     def screen(self) -> Iterator[str]:
         rows = []

@@ -200,14 +200,14 @@ def unique_prefixes(ids: Iterable[str]) -> dict[str, str]:
     """
     ordered = sorted(set(ids))
     lengths = []
-    for one in ordered:
-        part = generated_part(one)
-        is_random = _RANDOM.fullmatch(one.removeprefix(part)) is not None
-        lengths.append(MIN_SHOWN_CHARS + len(part) if is_random else len(one))
-    for at, (one, next_one) in enumerate(pairwise(ordered)):
-        needed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, next_one, strict=False))) + 1
-        lengths[at], lengths[at + 1] = max(lengths[at], needed), max(lengths[at + 1], needed)
-    return {one: one[:length] for one, length in zip(ordered, lengths, strict=True)}
+    for name in ordered:
+        part = generated_part(name)
+        is_random = _RANDOM.fullmatch(name.removeprefix(part)) is not None
+        lengths.append(MIN_SHOWN_CHARS + len(part) if is_random else len(name))
+    for place, pair in enumerate(pairwise(ordered)):
+        needed = sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], zip(*pair, strict=False))) + 1
+        lengths[place], lengths[place + 1] = max(lengths[place], needed), max(lengths[place + 1], needed)
+    return {name: name[:length] for name, length in zip(ordered, lengths, strict=True)}
 
 
 def write_output(kind: bytes, chunk: bytes) -> None:
@@ -313,11 +313,6 @@ def cut_to_width(text: str, columns: int) -> str:
     return kept + "…" if columns > 0 else ""
 
 
-def stderr_width() -> int:
-    """Current width of the terminal on stderr; the usual width if it is unknown."""
-    return _columns_of(2) or USUAL_COLUMNS
-
-
 class ProgressLine:
     """A line on stderr that is redrawn while a person waits; nothing is written where stderr is no terminal.
 
@@ -334,7 +329,7 @@ class ProgressLine:
         now = time.monotonic()
         if self.is_shown and now - self._drawn_at >= DRAW_SECONDS:
             self._drawn_at, self._drawn = now, True
-            echo(f"\r\x1b[K{cut_to_width(text(), stderr_width() - 1)}", err=True, nl=False)
+            echo(f"\r\x1b[K{cut_to_width(text(), (_columns_of(2) or USUAL_COLUMNS) - 1)}", err=True, nl=False)
 
     def clear(self) -> None:
         if self._drawn:

@@ -124,8 +124,16 @@ class CliSession:
         own: an unnamed file replaces no config."""
         if self.named_config is not None:
             return
+        started_at = welcome.get("started_at", math.inf)  # an older control plane does not say when it began
         for path in (DEFAULT_CONFIG, self.state_dir.cluster_file):
-            if _is_newer(path, welcome):
+            try:
+                if os.stat(path).st_ctime <= started_at:
+                    continue
+                with open(path, "rb") as file:
+                    content = file.read(MAX_CONFIG_BYTES + 1)
+            except OSError:  # there is none, or we may not look
+                continue
+            if digest_of(content) != welcome["config_digest"]:
                 used = welcome["config"] or "this machine alone"
                 own = "the one it has read before" if os.path.abspath(path) == used else used
                 advice = f"to use it: grid --config {path} daemon start"
@@ -168,18 +176,6 @@ class _SingleRequests(Operations):
     def stream(self, op: str, **arguments: Any) -> Iterator[tuple[bytes, Part]]:
         with self._connect(op) as client:
             yield from client.stream(op, **arguments)
-
-
-def _is_newer(path: str, welcome: Mapping[str, Any]) -> bool:
-    """Whether a config was written after the control plane began, and has other bytes than the one it uses."""
-    try:
-        if os.stat(path).st_ctime <= welcome.get("started_at", math.inf):  # an older one does not say when it began
-            return False
-        with open(path, "rb") as file:
-            content = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError:  # there is none, or we may not look
-        return False
-    return bool(digest_of(content) != welcome["config_digest"])
 
 
 def is_terminal() -> bool:

@@ -39,8 +39,12 @@ def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
     command = list(options["command"])
     variables = parse_variables(options["env"])
     check_ship(options["ship"])
-    if not reason_to_stay(os.environ, reads_input=not options["no_input"]):
-        node = _advised_node(session, command)
+    may_leave = not reason_to_stay(os.environ, reads_input=not options["no_input"])
+    if may_leave and is_advised_elsewhere(command, session.state_dir):
+        node: str | None = None
+        with contextlib.suppress(GridError), session.running_client() as client:
+            advice = client.advise_command(argv=command, origin=caller_node())
+            node = advice.target_node if advice.elsewhere else None
         if node:
             wrapped = WrappedRun(
                 session, command, variables, options["fetch"], options["ship"], overwrite=options["overwrite"]
@@ -49,18 +53,6 @@ def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
             if code is not None:
                 return code
     return exec_here(command, {**os.environ, **variables})
-
-
-def _advised_node(session: CliSession, command: list[str]) -> str:
-    """The advised node; empty for this one, also without an answer in time."""
-    if not is_advised_elsewhere(command, session.state_dir):
-        return ""
-    try:
-        with session.running_client() as client:
-            advice = client.advise_command(argv=command, origin=caller_node())
-    except GridError:
-        return ""
-    return advice.target_node or "" if advice.elsewhere else ""
 
 
 class WrappedRun:

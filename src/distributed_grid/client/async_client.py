@@ -157,9 +157,9 @@ class _Connection:
         self._writer.write(request)
 
     async def next_part(self) -> tuple[bytes, Part]:
-        while (found := self._conversation.next_part()) is None:
+        while (part := self._conversation.next_part()) is None:
             self._conversation.receive(await self._reader.read(READ_BYTES))
-        return found
+        return part
 
 
 def locate_grid(

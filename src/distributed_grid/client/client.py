@@ -185,9 +185,9 @@ class Client(Operations):
 
     def _next_part(self) -> tuple[bytes, Part]:
         assert self._socket is not None
-        while (found := self._conversation.next_part()) is None:
+        while (part := self._conversation.next_part()) is None:
             self._conversation.receive(self._socket.recv(READ_BYTES))
-        return found
+        return part
 
 
 def check_peer(connection: socket.socket) -> None:

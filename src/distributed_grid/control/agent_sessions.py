@@ -370,24 +370,21 @@ class AgentSessions:
 
     def perform(self, effect: AttemptEffect) -> None:
         """Send the order of an effect to its agent, if that is connected."""
-        agent = self._agents.get(effect.node)
-        if agent is None or self._is_missing(effect):
+        agent, attempt, ledger = self._agents.get(effect.node), effect.job.attempt, self._grid.ledger
+        if agent is None:
             return
-        start_by_ms = self._start_by_ms(effect)
+        node, seen = ledger.nodes.get(effect.node), ledger.observations.get(effect.node)
+        if attempt is not None and seen is not None and any(row.lease_id == attempt.lease_id for row in seen.missing):
+            return  # another agent than this node's may run the attempt: then this one gets no orders about it
+        start_by_ms = 0
+        # A stop of an attempt without a reported start counts, too: the last control plane may have ordered its start.
+        if attempt is not None and not attempt.pid and not isinstance(effect, PauseAttempt):
+            start_by_ms = self._starts.order(node, seen, attempt.lease_id, self._grid.now_ms())
         if isinstance(effect, StartAttempt):
             if start_by_ms <= 0:  # it is ended soon, or its agent has it
                 return
             self._live_orders(effect.node).add(effect.lease.id)
-        agent.send(order_of(self._grid.ledger, effect, max(start_by_ms, 0)))
-
-    def _start_by_ms(self, effect: AttemptEffect) -> int:
-        """Time for the start of an attempt after the last heartbeat of its node. A stop of one without a reported start
-        counts, too: the last control plane may have ordered its start."""
-        attempt, ledger = effect.job.attempt, self._grid.ledger
-        if attempt is None or attempt.pid or isinstance(effect, PauseAttempt):
-            return 0
-        node, seen = ledger.nodes.get(effect.node), ledger.observations.get(effect.node)
-        return self._starts.order(node, seen, attempt.lease_id, self._grid.now_ms())
+        agent.send(order_of(ledger, effect, max(start_by_ms, 0)))
 
     def _live_orders(self, node: str) -> set[str]:
         """Leases whose attempts were ordered on a node, without most of the ended ones."""
@@ -395,13 +392,6 @@ class AgentSessions:
         if len(ordered) > 2 * len(self._grid.ledger.leases) + 1000:
             ordered.intersection_update(self._grid.ledger.leases)
         return ordered
-
-    def _is_missing(self, effect: AttemptEffect) -> bool:
-        """True if another agent than this node's may run the attempt: then this one gets no orders about it."""
-        seen, attempt = self._grid.ledger.observations.get(effect.node), effect.job.attempt
-        return seen is not None and any(
-            other.lease_id == attempt.lease_id for other in seen.missing if attempt is not None
-        )
 
     def _is_served_by(self, node: str, via: AgentSide) -> bool:
         return (via, node) in self._greeted or self._agents.get(node) is via
@@ -417,8 +407,11 @@ class AgentSessions:
         if seen is None or seen.usage is None:  # it was said before its greeting could be answered
             self.answer(message, via)
         try:
-            if message.capacity is not None:
-                await self._redeclare(message.node, message.capacity.value())
+            node = self._grid.ledger.nodes.get(message.node)
+            if message.capacity is not None and node is not None:
+                described = self._registry.described(node, message.capacity.value())
+                if described.capacity != node.capacity:
+                    await self._grid.handle(NodeDeclared(replace(node, capacity=described.capacity)))
             if message.end is not None and message.node in self._grid.ledger.workers:
                 end = message.end  # before the reports behind it: what they free must not be used there again
                 await self._grid.handle(
@@ -471,15 +464,6 @@ class AgentSessions:
         }
         if missing - running:
             await self._grid.handle_with_retry(AttemptsGone(message.node, tuple(sorted(missing - running))))
-
-    async def _redeclare(self, name: str, capacity: Capacity) -> None:
-        """Take in a newly detected capacity, if it has changed."""
-        node = self._grid.ledger.nodes.get(name)
-        if node is None:
-            return
-        described = self._registry.described(node, capacity)
-        if described.capacity != node.capacity:
-            await self._grid.handle(NodeDeclared(replace(node, capacity=described.capacity)))
 
     async def _compare_listed(self, hello: AgentHello) -> None:
         """Compare the attempts of an agent, all listed, with the ledger's."""

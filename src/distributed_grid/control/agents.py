@@ -128,8 +128,9 @@ class AgentGateway:
                 self._intakes[via] = start_logged(self._process_inbox(inbox, via), f"the intake of {via.nodes}")
 
     async def _answer(self, question: MemoryQuery, via: AgentSide) -> None:
-        answer = self._answer_program or _refuse_program
-        body = await answer(via.nodes[0], question.body)
+        body = _refusal("this control plane answers no programs")
+        if self._answer_program is not None:
+            body = await self._answer_program(via.nodes[0], question.body)
         if len(body) > MAX_REPLY_BYTES:
             body = _refusal("the answer is longer than a program on a node can be sent")
         for part in pages(len(body), MAX_CHUNK_BYTES):
@@ -188,10 +189,6 @@ class AgentGateway:
             log.error("a message of %s was refused: %s", ", ".join(via.nodes), failure)
         except Exception:  # the outermost loop: one bad report must not stop the others
             log.exception("a message of %s could not be taken in; the agent keeps it", ", ".join(via.nodes))
-
-
-async def _refuse_program(node: str, body: bytes) -> bytes:
-    return _refusal("this control plane answers no programs")
 
 
 def _refusal(message: str) -> bytes:

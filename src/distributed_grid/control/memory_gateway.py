@@ -23,7 +23,6 @@ from distributed_grid.memory.protocol.frames import (
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.reactor.effects import (
     FreeCopies,
-    MakeCopy,
     MemoryEffect,
     ServeMemory,
     memory_effects,
@@ -41,7 +40,6 @@ from distributed_grid.wire import (
     FreeCopiesOrder,
     MakeCopyOrder,
     MemoryFailedReport,
-    MemoryOrder,
     MemoryReclaimReport,
     MemoryReport,
     MemoryServedReport,
@@ -86,10 +84,20 @@ class MemoryGateway:
         agent = self._agent(effect.node)
         if agent is None:
             return
+        ledger = self._grid.ledger
         if isinstance(effect, FreeCopies):
             self._free(effect.copies, effect.node, agent)
+        elif isinstance(effect, ServeMemory):
+            certificate, key = self._issue_certificate(effect.node)
+            node = ledger.nodes.get(effect.node)
+            host = node.host if node is not None else "local"
+            agent.send(ServeMemoryOrder(effect.node, certificate, key, host, self._max_connections_per_peer))
         else:
-            agent.send(self._order_for(effect))
+            moving = effect.block.moving
+            assert moving is not None
+            target = endpoint_of(ledger.memory_servers[moving.place.node])
+            ticket = issue_fill_ticket(ledger, effect.block, self._grid.now_ms())
+            agent.send(MakeCopyOrder(moving.source, moving.generation, target, ticket, effect.node))
 
     def catch_up(self, node: str) -> None:
         """Send again all pending orders to a node that has just (re)appeared."""
@@ -167,19 +175,6 @@ class MemoryGateway:
 
     def _agent(self, node: str) -> AgentSide | None:
         return self._agents.get(node) or (self._local if not node else None)
-
-    def _order_for(self, effect: ServeMemory | MakeCopy) -> MemoryOrder:
-        ledger = self._grid.ledger
-        if isinstance(effect, ServeMemory):
-            certificate, key = self._issue_certificate(effect.node)
-            node = ledger.nodes.get(effect.node)
-            host = node.host if node is not None else "local"
-            return ServeMemoryOrder(effect.node, certificate, key, host, self._max_connections_per_peer)
-        moving = effect.block.moving
-        assert moving is not None
-        target = endpoint_of(ledger.memory_servers[moving.place.node])
-        ticket = issue_fill_ticket(ledger, effect.block, self._grid.now_ms())
-        return MakeCopyOrder(moving.source, moving.generation, target, ticket, effect.node)
 
 
 def event_of(

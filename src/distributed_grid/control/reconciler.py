@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from distributed_grid.supervision import start_logged
+from distributed_grid.supervision import start_logged, start_restarted
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -41,6 +41,11 @@ class Reconciler:
         self._woken = asyncio.Event()
         self._is_running = False
         self._is_full = False
+        self._rounds: asyncio.Task[None] | None = None
+
+    def start(self, reconcile: Callable[[], Awaitable[None]], seconds: float, name: str) -> None:
+        """Run rounds in the background, until `stop`."""
+        self._rounds = start_restarted(partial(self.run, reconcile, seconds), name)
 
     async def run(self, reconcile: Callable[[], Awaitable[None]], seconds: float) -> None:
         """Call `reconcile` now, after `wake` and after so many seconds, until cancelled; that ends all work, too."""
@@ -53,14 +58,21 @@ class Reconciler:
                     async with asyncio.timeout(seconds):
                         await self._woken.wait()
         except asyncio.CancelledError:
-            await self.stop()
+            await self._end_work()
             raise
 
     def wake(self) -> None:
         self._woken.set()
 
     async def stop(self) -> None:
-        """End all work; it is derived again. Safe to call twice."""
+        """End the rounds and all work; it is derived again. Safe to call twice."""
+        if self._rounds is not None:
+            self._rounds.cancel()
+            await asyncio.gather(self._rounds, return_exceptions=True)
+            self._rounds = None
+        await self._end_work()
+
+    async def _end_work(self) -> None:
         self._is_running = False
         tasks, self._in_flight = [*self._in_flight.values()], {}
         for task in tasks:

@@ -113,9 +113,9 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
             "gpu_models": self.ask.gpu_models,
             "resources": self.ask.custom,
         }
-        for field, names in lists.items():
+        for name, names in lists.items():
             if len(names) > MAX_NAMES:
-                return f"{field} may have at most {MAX_NAMES} names, and has {len(names):,}"
+                return f"{name} may have at most {MAX_NAMES} names, and has {len(names):,}"
         return None
 
     @property

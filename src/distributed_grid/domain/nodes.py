@@ -236,6 +236,7 @@ class Offer(Row, frozen=True, kw_only=True):
     withheld: tuple[str, ...] = ()
     withdrawn: bool = False
     paused: tuple[str, ...] = ()  # resources (`cpu`, `memory`, `gpu0`, …) that are not lent anew for now
+    for_owner: bool = False  # withheld because of its owner's use
     keeps_cpu: bool = False  # its owner leaves no CPU: no command starts there, with or without cores
 
     @property

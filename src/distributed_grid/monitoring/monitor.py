@@ -194,11 +194,7 @@ class Monitor:
         """The pressure on every node, with `ahead_ms` also its forecast, or `only` that of some; unknown nodes have no
         numbers."""
 
-        def question(ledger: Ledger, now: int) -> tuple[int, tuple[PressureReading, ...]]:
-            self.poll(ledger, now)
-            return now, pressure_readings(ledger, now)
-
-        now, found = await self._read(question)
+        now, found = await self._read(lambda ledger, now: (now, self.readings_now(ledger, now)))
         if not ahead_ms:
             return found
         forecast: list[PressureReading] = []
@@ -209,6 +205,11 @@ class Monitor:
             forecast.append(self.histories.with_forecasts(one, now, ahead_ms))
             await asyncio.sleep(0)  # a forecast takes its time: others go first
         return tuple(forecast)
+
+    def readings_now(self, ledger: Ledger, now: int) -> tuple[PressureReading, ...]:
+        """The pressure on every node, within a read of the ledger."""
+        self.poll(ledger, now)
+        return pressure_readings(ledger, now)
 
     async def levels(self) -> dict[str, dict[str, float]]:
         """The mean use of each resource of each node over the last minute, as parts of the whole."""

@@ -169,7 +169,7 @@ def _check_room(ledger: Ledger, block: Block, now: int) -> None:
         spot = spot_for(ledger, block, now, besides=tuple(taken))
         if spot is None:
             request = copy_request(ledger, block, now, besides=tuple(taken))
-            why = reasons.never_fits(ledger, request) or reasons.why_not_now(ledger, request, now)
+            why = reasons.why_no_room(ledger, request, now)
             reason = "; ".join(why) or "the grid has no nodes"
             raise Refused(f"{NO_NODES}: {reason}", why)
         taken.append(spot[1].node)

@@ -214,7 +214,7 @@ def _withdraw(ledger: Ledger, waits: list[Lease], now: int) -> Decision:
     for lease in waits:
         key = reasons.reason_key(ledger, lease.request)
         if key not in why and len(why) < MAX_REASONS_PER_STEP:
-            why[key] = "; ".join(reasons.why_not_now(ledger, lease.request, now))
+            why[key] = "; ".join(map(str, reasons.why_not_now(ledger, lease.request, now)))
         detail, job = reasons.timeout_reason(lease, why.get(key, NO_ROOM), now), ledger.jobs.get(lease.job)
         if job is not None:
             ended = give_up_waiting(ledger, job, detail, now)

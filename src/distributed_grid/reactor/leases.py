@@ -76,7 +76,7 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
         decision, lease, job = displaced
         decision.follow = [ScanQueue()] if ledger.waiting else []
         return _with_shape(ledger, _with_answer(decision, asked, lease, job), request)
-    why = reasons.why_not_now(ledger, request, now)
+    why = reasons.texts(reasons.why_not_now(ledger, request, now))
     if request.wait_ms <= 0:
         raise Refused(no_offers_message(why), why)
     waiting = lease_record("queued", lease, job, "; ".join(why))
@@ -131,8 +131,11 @@ def _check_possible(ledger: Ledger, request: Request) -> None:
         raise Refused(beyond, (beyond,))
     never = reasons.never_fits(ledger, request)
     if never is not None and not worker_could_serve(ledger, request):
-        start = "No resource offers available" if not ledger.nodes else "No node can ever lend"
-        raise Refused(f"{start} {reasons.describe_amounts(request.ask)}: {'; '.join(never)}", never)
+        start, why = (
+            "No resource offers available" if not ledger.nodes else "No node can ever lend",
+            reasons.texts(never),
+        )
+        raise Refused(f"{start} {reasons.describe_amounts(request.ask)}: {'; '.join(why)}", why)
 
 
 def _preempt(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[Decision, Lease, Job | None] | None:

@@ -81,7 +81,11 @@ def _impossible(ledger: Ledger, request: Request) -> str | None:
     if beyond is not None:
         return beyond
     never = never_fits(ledger, request)
-    return None if never is None else f"no node can ever lend {describe_amounts(request.ask)}: {'; '.join(never)}"
+    return (
+        None
+        if never is None
+        else f"no node can ever lend {describe_amounts(request.ask)}: {'; '.join(map(str, never))}"
+    )
 
 
 def after_attempt(job: Job, over: Attempt, event: AttemptEnded) -> Job:

@@ -178,11 +178,13 @@ class PurgeGuard:
                     f"{failure}; remove them with {INSIST}"
                 ) from failure
             if counted:
-                results = []
+                results, texts = [], []
                 for lease_id, count in counted.items():
                     files, size, unknown = (0, 0, count) if isinstance(count, str) else (*count, "")
                     results.append(UnfetchedResult(by_attempt[lease_id].id, files, size, unknown))
-                named = ", ".join(map(_result_text, results[:MAX_NAMED]))
+                    amount = unknown or f"{files} file{'' if files == 1 else 's'}, {_size(size)}"
+                    texts.append(f"{by_attempt[lease_id].id} ({amount})")
+                named = ", ".join(texts[:MAX_NAMED])
                 rest = f" and {len(results) - MAX_NAMED} more" if len(results) > MAX_NAMED else ""
                 raise PurgeRefused(
                     f"{node} has results that were never fetched: {named}{rest}; "
@@ -291,12 +293,6 @@ def is_fetched(store: Store, job: Job) -> bool:
         return False
     moves = store.ended(Move.kind, key=MOVE_PREFIX + job.uid.removeprefix(JOB_PREFIX), limit=1)
     return any(isinstance(move := decode_row(Move.kind, row.blob), Move) and move.is_returned for row in moves)
-
-
-def _result_text(result: UnfetchedResult) -> str:
-    if result.problem:
-        return f"{result.job_id} ({result.problem})"
-    return f"{result.job_id} ({result.files} file{'' if result.files == 1 else 's'}, {_size(result.bytes)})"
 
 
 def _size(size: int) -> str:

@@ -28,7 +28,7 @@ from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.states import JobState, NodeState
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.effects import attempt_effects
-from distributed_grid.scheduling.queue.reasons import why_not_lent, why_not_now
+from distributed_grid.scheduling.queue.reasons import texts, why_not_lent, why_not_now
 from tests.support.builders import Scenario, a_capacity, a_node, a_request, a_usage, caps, thresholds
 
 
@@ -292,7 +292,7 @@ def test_a_node_that_cools_down_gives_everything_back(cooling):
     assert "b1" not in cooling.ledger.leases
     cooling.end("r1", Outcome(Ending.RECLAIMED))
     assert cooling.job("r1").state is JobState.QUEUED
-    assert why_not_now(cooling.ledger, a_request("r2"), cooling.now) == ("gpu1: cooling down",)
+    assert texts(why_not_now(cooling.ledger, a_request("r2"), cooling.now)) == ("gpu1: cooling down",)
 
 
 def test_it_lends_nothing_however_often_it_is_heard_declared_or_wanted(cooling):

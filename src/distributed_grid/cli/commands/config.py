@@ -48,23 +48,23 @@ def check(session: CliSession, path: str | None, providers: bool) -> int:
 
     chosen = _chosen(session, path)
     try:
-        found = named_config(chosen)
+        cluster = named_config(chosen)
     except ConfigProblems as problems:
         from msgspec.structs import asdict
 
         listed = [asdict(problem) for problem in problems.problems]
         print_answer(session, {"ok": False, "path": chosen, "problems": listed}, str(problems))
         return 1
-    lines = [f"warning: {warning}" for warning in found.warnings]
-    lines.append(f"{chosen}: fine, {counted(len(found.nodes), 'node')}")
-    answer = {"ok": True, "path": chosen, "warnings": list(found.warnings)}
+    lines = [f"warning: {warning}" for warning in cluster.warnings]
+    lines.append(f"{chosen}: fine, {counted(len(cluster.nodes), 'node')}")
+    answer = {"ok": True, "path": chosen, "warnings": list(cluster.warnings)}
     if providers:
         from distributed_grid.server.workers.provider_registry import check_providers, report_view
 
         listens_on = ""  # a control plane that was told to listen elsewhere does so
         with contextlib.suppress(OSError, ValueError, AttributeError):
             listens_on = str(json.loads((session.state_dir.host_dir / "listen.json").read_text()).get("host", ""))
-        reports = [dict(report_view(one)) for one in check_providers(found, listens_on=listens_on)]
+        reports = [dict(report_view(report)) for report in check_providers(cluster, listens_on=listens_on)]
         lines += [] if reports else ["no providers"]
         for report in reports:
             lines.append(f"{report['provider']}: {'can be used' if report['ok'] else 'cannot be used'}")

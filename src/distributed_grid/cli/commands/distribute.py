@@ -101,7 +101,12 @@ def test(session: CliSession, /, count: int | None, nodes: tuple[str, ...], stra
     node_probes = probes_by_node([node.node_id for node in known], results)
     used = sum(1 for row in node_probes if row.probes)
     rows = [
-        (row.node_id, row.probes, row.failed, *map(_seconds, (row.waited_seconds, row.ran_seconds)))
+        (
+            row.node_id,
+            row.probes,
+            row.failed,
+            *("-" if mean is None else f"{mean:.3f} s" for mean in (row.waited_seconds, row.ran_seconds)),
+        )
         for row in node_probes
     ]
     lines = [table(("NODE", "PROBES", "FAILED", "WAITED", "RAN"), rows, empty="no nodes")]
@@ -118,10 +123,6 @@ def test(session: CliSession, /, count: int | None, nodes: tuple[str, ...], stra
     }
     print_answer(session, shown, "\n".join(lines))
     return 1 if failed else 0
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f} s"
 
 
 class Probe(NamedTuple):

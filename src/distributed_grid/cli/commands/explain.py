@@ -45,38 +45,38 @@ def explain(session: CliSession, id_: str) -> None:
     print_answer(session, answer, "\n".join(explanation_lines(answer)))
 
 
-def explanation_lines(found: Explanation) -> Iterator[str]:
-    if found.kind == "move":
-        yield from _move_lines(required(found.move), found.events)
+def explanation_lines(answer: Explanation) -> Iterator[str]:
+    if answer.kind == "move":
+        yield from _move_lines(required(answer.move), answer.events)
         return
-    job = present(found.job)
-    yield printable(_summary(found))
-    if found.refusal is not None:
-        yield _row("refused", f"{format_time(found.refusal.at)}: {found.refusal.reason}")
+    job = present(answer.job)
+    yield printable(_summary(answer))
+    if answer.refusal is not None:
+        yield _row("refused", f"{format_time(answer.refusal.at)}: {answer.refusal.reason}")
         return
-    if found.kind == "node":
-        yield from _node(found)
+    if answer.kind == "node":
+        yield from _node(answer)
         return
-    asked = present(found.asked) or "what its boost holds"
-    yield _row("asked", f"{asked}, {found.priority}, by {found.user} at {format_time(present(found.requested_at))}")
+    asked = present(answer.asked) or "what its boost holds"
+    yield _row("asked", f"{asked}, {answer.priority}, by {answer.user} at {format_time(present(answer.requested_at))}")
     if job is not None and job.sizing is not None:
         yield _row("memory", format_sizing(job.sizing))
-    if job is not None and found.end is None and job.expected_seconds is not None:
+    if job is not None and answer.end is None and job.expected_seconds is not None:
         yield _row("takes", f"about {format_span(job.expected_seconds, '.3g')}, by earlier runs")
-    if found.waiting is not None:
-        yield from _waiting(found.waiting)
-    if found.machine_end is not None:
-        yield from _rows("machine", machine_end_lines(found.machine_end))
-    if found.stopping:
-        yield _row("stopping", found.stopping)
-    if (offloading := found.offloading) is not None:
+    if answer.waiting is not None:
+        yield from _waiting(answer.waiting)
+    if answer.machine_end is not None:
+        yield from _rows("machine", machine_end_lines(answer.machine_end))
+    if answer.stopping:
+        yield _row("stopping", answer.stopping)
+    if (offloading := answer.offloading) is not None:
         reason = present(offloading.reason)
         moved_or_left = [f"{format_time(present(offloading.at))}: {reason}"] if reason else []
         degraded = [f"{offloading.node_id} is degraded: {offloading.degraded}"] if offloading.degraded else []
         yield from _rows("offloading", [*moved_or_left, *degraded])
-    for place in found.placements:
-        last = found.end is not None and place is found.placements[-1] and place.made_room_for is None
-        name = "place" if len(found.placements) == 1 else f"attempt {place.number}"
+    for place in answer.placements:
+        last = answer.end is not None and place is answer.placements[-1] and place.made_room_for is None
+        name = "place" if len(answer.placements) == 1 else f"attempt {place.number}"
         since = place.started_at or place.assigned_at
         until = f" to {format_time(place.ended_at)}" if place.ended_at else ""
         yield _row(name, f"{place.node_id}, {'' if until else 'since '}{format_time(since)}{until}")
@@ -85,34 +85,34 @@ def explanation_lines(found: Explanation) -> Iterator[str]:
             yield from _rows("why there", decision.reasoning)
             yield _row("confidence", f"{100 * decision.confidence:.1f} %")
             second = decision.alternatives
-            wide = max((len(one.node_id) for one in second), default=0)
-            yield from _rows("next best", (f"{one.node_id:{wide}}  {one.why}" for one in second))
+            wide = max((len(node.node_id) for node in second), default=0)
+            yield from _rows("next best", (f"{node.node_id:{wide}}  {node.why}" for node in second))
             compared = decision.scores if len(decision.scores) > 1 else []
-            wide = max((len(one.node_id) for one in compared), default=0)
+            wide = max((len(score.node_id) for score in compared), default=0)
             measure = _SCORED.get(decision.strategy, "room")
             scores = []
-            for one in compared:
-                first = f"{one.criterion}; " if one.criterion else ""
-                room, priority = plain_number(one.room), plain_number(one.priority)
-                scores.append(f"{one.node_id:{wide}}  {first}{measure} {room} + priority {priority}")
+            for score in compared:
+                first = f"{score.criterion}; " if score.criterion else ""
+                room, priority = plain_number(score.room), plain_number(score.priority)
+                scores.append(f"{score.node_id:{wide}}  {first}{measure} {room} + priority {priority}")
             yield from _rows("scores", scores)
         if place.outcome and not last:
             yield _row("then", _how_it_ended(place))
     moves = (
         f"{move.move_id}, {move.source_node} to {move.target_node}, {move.end or move.state}" + _because(move.problem)
-        for move in present(found.moves) or ()
+        for move in present(answer.moves) or ()
     )
     yield from _rows("moves", moves)
-    if found.end is not None:
-        yield _row("ended", f"{format_time(found.end.at)}: {found.end.detail or _word(found.end.reason)}")
+    if answer.end is not None:
+        yield _row("ended", f"{format_time(answer.end.at)}: {answer.end.detail or _word(answer.end.reason)}")
 
 
-def _node(found: Explanation) -> Iterator[str]:
+def _node(answer: Explanation) -> Iterator[str]:
     """Command that starts a node, resources it gave back unused, and the latest automatic offloading there."""
-    offloading, events = required(found.offloading), found.events
-    if found.state == "stopped":
-        yield _row("start it", f"grid cluster start {found.id}")
-    yield from _rows("borrowing", map(format_unused_borrowing, required(found.unused_borrowing)))
+    offloading, events = required(answer.offloading), answer.events
+    if answer.state == "stopped":
+        yield _row("start it", f"grid cluster start {answer.id}")
+    yield from _rows("borrowing", map(format_unused_borrowing, required(answer.unused_borrowing)))
     if (degraded := cast("DegradedRow | None", offloading.degraded)) is not None:
         yield _row("degraded", f"since {format_time(degraded.since)}: {degraded.why}")
     if (look := present(offloading.look)) is None:
@@ -137,20 +137,20 @@ def _move_lines(move: MoveRow, events: Iterable[EventRecord]) -> Iterator[str]:
         yield _row("waits for", move.waits_for)
 
 
-def _summary(found: Explanation) -> str:
-    if found.kind == "node":
-        return f"{found.id} is {found.state}"
-    name, state = present(found.job_id) or found.id if found.kind == "request" else found.id, found.state
-    if found.refusal is not None:
+def _summary(answer: Explanation) -> str:
+    if answer.kind == "node":
+        return f"{answer.id} is {answer.state}"
+    name, state = present(answer.job_id) or answer.id if answer.kind == "request" else answer.id, answer.state
+    if answer.refusal is not None:
         return f"{name} was refused"
-    if found.end is not None:
-        how = format_outcome(required(found.job)) if found.kind == "job" else _word(found.end.reason)
+    if answer.end is not None:
+        how = format_outcome(required(answer.job)) if answer.kind == "job" else _word(answer.end.reason)
         return f"{name} is over: {how}"
-    where = found.placements[-1].node_id if found.placements else ""
-    if found.waiting is not None and found.waiting.for_:
+    where = answer.placements[-1].node_id if answer.placements else ""
+    if answer.waiting is not None and answer.waiting.for_:
         return f"{name} will be on {where}, when those that make room for it are gone"
-    if found.waiting is not None:
-        return f"{name} waits" + ("" if not found.placements else ", to run again")
+    if answer.waiting is not None:
+        return f"{name} waits" + ("" if not answer.placements else ", to run again")
     doing = {"assigned": "is about to run", "running": "runs", "paused": "is paused", "stopping": "is being stopped"}
     return f"{name} {doing.get(state, 'is held')} on {where}"
 
@@ -160,17 +160,17 @@ def _waiting(waiting: WaitingRow) -> Iterator[str]:
     until = f"until {format_time(waiting.gives_up_at)}" if waiting.gives_up_at else "without a limit"
     yield _row("waits", since if waiting.for_ else f"{since}, {until}")
     if waiting.for_:
-        yield from _rows("after", (_neighbour(one) for one in waiting.for_))
+        yield from _rows("after", (_neighbour(request) for request in waiting.for_))
         return
     yield _row("in queue", f"{waiting.position} of {waiting.of}")
     more = required(waiting.position) - 1 - len(waiting.ahead)
-    ahead = [_neighbour(one) for one in waiting.ahead] + ([f"and {more} more"] if more > 0 else [])
+    ahead = [_neighbour(request) for request in waiting.ahead] + ([f"and {more} more"] if more > 0 else [])
     yield from _rows("ahead", ahead)
     starts = format_time(waiting.estimated_start) if waiting.estimated_start else "not known"
     yield _row("starts", f"{starts}: {waiting.start_reason}")
     names = [reason.node_id or "" for reason in waiting.reasons]
     wide = max(map(len, names), default=0)
-    lines = (f"{name:{wide}}  {one.why}".strip() for name, one in zip(names, waiting.reasons, strict=True))
+    lines = (f"{name:{wide}}  {request.why}".strip() for name, request in zip(names, waiting.reasons, strict=True))
     yield from _rows("why not now", lines)
 
 
@@ -183,9 +183,9 @@ def machine_end_lines(end: MachineEndRow) -> Iterator[str]:
     yield f"it is stopped at {format_time(end.stops_at)}, unless it is over before"
 
 
-def _neighbour(one: QueuedRequest) -> str:
-    name = one.job_id or one.allocation_id
-    return f"{name}, {one.user}, {one.priority}, {one.asked}"
+def _neighbour(request: QueuedRequest) -> str:
+    name = request.job_id or request.allocation_id
+    return f"{name}, {request.user}, {request.priority}, {request.asked}"
 
 
 _SCORED = {

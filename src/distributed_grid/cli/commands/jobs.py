@@ -255,7 +255,8 @@ def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -
         else:
             unwaited = UnwaitedJobs(session.state_dir)
             noted, ended = unwaited.read(), []
-            for uid in dict.fromkeys([*noted, *_own_uids(client)]):
+            living = [uid for page in every_page(client.list_live_jobs) for uid in page.uids]
+            for uid in dict.fromkeys([*noted, *living]):
                 try:
                     ended.append(_ended(client, uid, deadline))
                 except NotFound:  # of a database that was removed, or ended before the kept history
@@ -264,11 +265,6 @@ def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -
     _forget(session, ended)
     print_answer(session, ended, "\n".join(f"{job.job_id}: {format_outcome(job)}" for job in ended) or "no jobs")
     return next((int(job.shell_code) for job in ended if job.shell_code), 0)
-
-
-def _own_uids(client: Client) -> list[str]:
-    """The uids of the caller's jobs that have not ended."""
-    return [uid for page in every_page(client.list_live_jobs) for uid in page.uids]
 
 
 def _ended(client: Client, name: str, deadline: float | None) -> JobRow:

@@ -337,5 +337,5 @@ def own_path() -> str:
     """Where this program is, whatever the PATH of the shell will be."""
     import shutil
 
-    found = sys.argv[0] if os.path.dirname(sys.argv[0]) else shutil.which(sys.argv[0]) or sys.argv[0]
-    return os.path.abspath(found)
+    path = sys.argv[0] if os.path.dirname(sys.argv[0]) else shutil.which(sys.argv[0]) or sys.argv[0]
+    return os.path.abspath(path)

@@ -66,7 +66,7 @@ def record(session: CliSession, /, **options: Any) -> None:
         given = [name for name in ("task_type", "memory", "command") if options[name]]
         if given:
             raise BadInput("with --from everything is in the file: give no task and no amounts")
-        messages = []  # all of them, so that a mistake is found before the first is recorded
+        messages = []  # all of them, so that a mistake is executions before the first is recorded
         file = options["file"]
         try:
             if file == "-":
@@ -96,10 +96,10 @@ def record(session: CliSession, /, **options: Any) -> None:
             except BadInput as problem:
                 raise BadInput(f"execution {number}: {problem}") from None
         with session.client() as client:
-            found = [client.record_execution(**message).execution for message in messages]
-        new = sum(not one.known for one in found)
-        text = f"{new} recorded, {len(found) - new} known already"
-        print_answer(session, {"executions": found}, text)
+            executions = [client.record_execution(**message).execution for message in messages]
+        new = sum(not execution.known for execution in executions)
+        text = f"{new} recorded, {len(executions) - new} known already"
+        print_answer(session, {"executions": executions}, text)
         return
     fields = {
         **_task_fields(options),
@@ -194,18 +194,16 @@ def _task_fields(options: dict[str, Any]) -> dict[str, Any]:
     if not words and not options["task_type"]:
         raise BadInput("give a command or --type")
     task: dict[str, Any] = {"command": words} if words else {"task_type": options["task_type"]}
-    parameters = dict(map(_parameter, options["parameters"]))
+    parameters: dict[str, float | str] = {}
+    for text in options["parameters"]:
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise BadInput(f"a parameter is written as NAME=VALUE, not {text!r}")
+        try:
+            parameters[name] = float(value)
+        except ValueError:
+            parameters[name] = value
     return {**task_fields({**task, "parameters": parameters}), "input_bytes": _size(options["input_size"])}
-
-
-def _parameter(text: str) -> tuple[str, float | str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name or not value:
-        raise BadInput(f"a parameter is written as NAME=VALUE, not {text!r}")
-    try:
-        return name, float(value)
-    except ValueError:
-        return name, value
 
 
 def _size(text: str) -> int:

@@ -247,11 +247,11 @@ def has_unread_input() -> bool:
 def current_directory() -> str:
     """The current directory, as the working directory of a job."""
     try:
-        found = os.getcwd()
+        directory = os.getcwd()
     except FileNotFoundError:
         raise BadInput("the current directory does not exist any more; use --isolated") from None
-    require_utf8(found)
-    return found
+    require_utf8(directory)
+    return directory
 
 
 def parse_variables(given: tuple[str, ...]) -> dict[str, str]:

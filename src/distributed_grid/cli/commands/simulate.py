@@ -59,15 +59,15 @@ def simulate(
     try:
         from distributed_grid.replay.traces import read_trace
 
-        found = read_trace(trace).first(limit)
+        recorded = read_trace(trace).first(limit)
         from distributed_grid.replay.candidates import candidates
 
-        policies = candidates(found, session.config, words, _this_machine)
+        policies = candidates(recorded, session.config, words, _this_machine)
         from distributed_grid.replay.replay import replay_candidates  # last: the scheduler is heavy
 
         replays = []
         bar.policies = [policy.name for policy in policies]
-        for name, figures in replay_candidates(found, policies, seed=seed, owners_per_day=owners, progress=bar.show):
+        for name, figures in replay_candidates(recorded, policies, seed=seed, owners_per_day=owners, progress=bar.show):
             replays.append((name, figures))
             bar.next()
         if plot:
@@ -89,30 +89,30 @@ def simulate(
         return {name: round(value, 4) if isinstance(value, float) else value for name, value in fields.items()}
 
     data = {
-        "trace": found.name,
-        "left_out": dict(found.left_out),
+        "trace": recorded.name,
+        "left_out": dict(recorded.left_out),
         "policies": [{"policy": name, **rounded(figures)} for name, figures in tables],
         "plot": plot,
     }
     rows = [
-        ("requests", *(f"{one.jobs:,}" for _, one in tables)),
-        ("finished", *(f"{one.finished:,}" for _, one in tables)),
-        ("refused", *(f"{one.refused:,}" for _, one in tables)),
-        ("gave up or failed", *(f"{one.gave_up:,}" for _, one in tables)),
-        ("still waiting at the end", *(f"{one.waiting:,}" for _, one in tables)),
-        ("mean wait", *(format_span(one.mean_wait_s, ".1f") for _, one in tables)),
-        ("median wait", *(format_span(one.median_wait_s, ".1f") for _, one in tables)),
-        ("95 % wait less than", *(format_span(one.p95_wait_s, ".1f") for _, one in tables)),
-        ("mean bounded slowdown", *(f"{one.bounded_slowdown:.2f}" for _, one in tables)),
-        ("CPU in use", *(_percent(one.cpu_utilisation) for _, one in tables)),
-        ("GPU in use", *(_percent(one.gpu_utilisation) for _, one in tables)),
-        ("makespan", *(format_span(one.makespan_s, ".1f") for _, one in tables)),
-        ("runs cut short", *(f"{one.preemptions:,}" for _, one in tables)),
-        ("CPU time lost with them", *(format_span(one.cpu_seconds_lost, ".1f") for _, one in tables)),
-        ("evenness between users (Jain)", *(f"{one.jain:.3f}" for _, one in tables)),
+        ("requests", *(f"{figures.jobs:,}" for _, figures in tables)),
+        ("finished", *(f"{figures.finished:,}" for _, figures in tables)),
+        ("refused", *(f"{figures.refused:,}" for _, figures in tables)),
+        ("gave up or failed", *(f"{figures.gave_up:,}" for _, figures in tables)),
+        ("still waiting at the end", *(f"{figures.waiting:,}" for _, figures in tables)),
+        ("mean wait", *(format_span(figures.mean_wait_s, ".1f") for _, figures in tables)),
+        ("median wait", *(format_span(figures.median_wait_s, ".1f") for _, figures in tables)),
+        ("95 % wait less than", *(format_span(figures.p95_wait_s, ".1f") for _, figures in tables)),
+        ("mean bounded slowdown", *(f"{figures.bounded_slowdown:.2f}" for _, figures in tables)),
+        ("CPU in use", *(_percent(figures.cpu_utilisation) for _, figures in tables)),
+        ("GPU in use", *(_percent(figures.gpu_utilisation) for _, figures in tables)),
+        ("makespan", *(format_span(figures.makespan_s, ".1f") for _, figures in tables)),
+        ("runs cut short", *(f"{figures.preemptions:,}" for _, figures in tables)),
+        ("CPU time lost with them", *(format_span(figures.cpu_seconds_lost, ".1f") for _, figures in tables)),
+        ("evenness between users (Jain)", *(f"{figures.jain:.3f}" for _, figures in tables)),
     ]
     lines = [table(("", *(policy_name for policy_name, _ in tables)), rows, empty="")]
-    lines += [f"left out: {count:,} request{'s' * (count != 1)} {reason}" for reason, count in found.left_out]
+    lines += [f"left out: {count:,} request{'s' * (count != 1)} {reason}" for reason, count in recorded.left_out]
     print_answer(session, data, "\n".join([*lines, *([f"wrote {plot}"] if plot else [])]))
     return 0
 

@@ -143,7 +143,7 @@ def _nodes(nodes: list[NodeRow], max_rows: int, width: int) -> str:
 
 def _totals(counts: Mapping[str, int]) -> str:
     """Number in each state, the most frequent first."""
-    return ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items(), key=lambda one: -one[1]))
+    return ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def _more(left_out: int, advice: str, totals: str = "") -> str:

@@ -45,8 +45,8 @@ def packed_meta(length: int) -> str:
 
 def packed_length(meta: str) -> int:
     """The length of the compressed value in a block with this meta; 0 where it has none."""
-    found = _PACKED_META.fullmatch(meta) if meta else None
-    return int(found[1]) if found is not None else 0
+    match = _PACKED_META.fullmatch(meta) if meta else None
+    return int(match[1]) if match is not None else 0
 
 
 def preference_note(block: BlockRow, preferred: str) -> str:
@@ -123,8 +123,8 @@ def block_directory(
         return local
     from distributed_grid.client.async_client import locate_grid
 
-    found, settings = locate_grid(config, state_dir)
-    return BlockDirectoryClient(lambda: Client(found, settings))
+    directory, settings = locate_grid(config, state_dir)
+    return BlockDirectoryClient(lambda: Client(directory, settings))
 
 
 def agent_directory(state_dir: StateDir, *, has_config: bool) -> BlockDirectoryClient | None:

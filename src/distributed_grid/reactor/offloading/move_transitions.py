@@ -125,7 +125,7 @@ def reserve_room(ledger: Ledger, request: Request, now: int) -> tuple[Decision, 
         avoid = crowded_nodes(ledger, request) | reserved_nodes(ledger, lease, now)
         plan = preempt_automatic_leases(ledger, request, avoid=avoid)
         if plan is None:
-            why = reasons.never_fits(ledger, request) or reasons.why_not_now(ledger, request, now)
+            why = reasons.why_no_room(ledger, request, now)
             raise Refused(f"there is no room for it: {'; '.join(why)}; choose another node with -t", why)
         leaving, _ = preempt_victims(ledger, plan, lease, now)
         placement = Placement(node=plan.node, claim=plan.claim)

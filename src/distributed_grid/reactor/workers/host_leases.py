@@ -39,7 +39,7 @@ def lease_host(ledger: Ledger, worker: Worker, now: int) -> Decision:
     lease = Lease(id=request.id, request=request, asked_at_ms=now)
     placement = place_newcomer(ledger, lease, now)
     if placement is None:
-        why = reasons.never_fits(ledger, request) or reasons.why_not_now(ledger, request, now)
+        why = reasons.why_no_room(ledger, request, now)
         raise Refused(f"{worker.host}, on which it would run, cannot lend what it needs: {'; '.join(why)}", why)
     decision, _, _ = grant(ledger, lease, placement, now, job=None)
     decision.choice = None

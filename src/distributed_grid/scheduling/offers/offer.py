@@ -57,12 +57,13 @@ def next_offer(
     paused = () if seen.yields else pauses(node, seen)
     if paused:
         lends, withheld = without_paused(lends, paused), (*withheld, *map(str, paused))
+    for_owner = node.thresholds is not None and bool(withheld)
     if seen.yields:
-        lends, withheld = NOTHING, ("its owner is using it",)
+        lends, withheld, for_owner = NOTHING, ("its owner is using it",), True
     elif degraded:
-        lends, withheld = NOTHING, (f"degraded: {degraded}",)
+        lends, withheld, for_owner = NOTHING, (f"degraded: {degraded}",), False
     elif seen.disk_full:
-        lends, withheld = NOTHING, (disk_reason(seen.usage),)
+        lends, withheld, for_owner = NOTHING, (disk_reason(seen.usage),), False
     elif engine_capacity is not None:
         room, held = engine_capacity.room, (used or NodeClaims()).gpu_milli
         most = -(-room.gpu_milli // WHOLE_GPU)
@@ -91,6 +92,7 @@ def next_offer(
         expires_at_ms=now + node.offer_ms,
         withheld=withheld,
         paused=names,
+        for_owner=for_owner,
         keeps_cpu=keeps,
     )
 
@@ -116,28 +118,31 @@ def paused_offer(node: Node, seen: NodeObservation, offer: Offer) -> Offer | Non
         generation=offer.generation + 1,
         lends=without_paused(offer.lends, paused),
         withheld=withheld,
+        for_owner=True,
         paused=(*offer.paused, *(one.name for one in new)),
         keeps_cpu=offer.keeps_cpu or any(one.name == "cpu" for one in new),
     )
 
 
 def degraded_offer(offer: Offer, why: str) -> Offer:
-    return _empty_offer(offer, f"degraded: {why}")
+    return _empty_offer(offer, f"degraded: {why}", for_owner=False)
 
 
 def full_disk_offer(offer: Offer, usage: Usage) -> Offer:
-    return _empty_offer(offer, disk_reason(usage))
+    return _empty_offer(offer, disk_reason(usage), for_owner=False)
 
 
 def unmeasured_offer(node: Node, usage: Usage, offer: Offer) -> Offer | None:
     """The empty offer of a node whose owner's use is unknown; None where it is known or does not matter."""
     if usage.cpu_measured or node.thresholds is None or offer.withheld == (NOT_MEASURED,):
         return None
-    return _empty_offer(offer, NOT_MEASURED)
+    return _empty_offer(offer, NOT_MEASURED, for_owner=True)
 
 
-def _empty_offer(offer: Offer, reason: str) -> Offer:
-    return replace(offer, generation=offer.generation + 1, lends=NOTHING, withheld=(reason,), paused=())
+def _empty_offer(offer: Offer, reason: str, *, for_owner: bool) -> Offer:
+    return replace(
+        offer, generation=offer.generation + 1, lends=NOTHING, withheld=(reason,), for_owner=for_owner, paused=()
+    )
 
 
 def _still_holds(node: Node, old: Offer, lends: Capacity, withheld: tuple[str, ...]) -> bool:

@@ -49,8 +49,6 @@ DISK_RESERVE_DIVISOR = 20
 """A disk is full with less than the reserve free, or less than this part of a small one. It has room again with twice
 as much."""
 _MAX_DOUBLINGS = 16
-OWNER, LAST_MINUTE = "its owner", "over the last minute"
-OWNER_WORDS = (OWNER, LAST_MINUTE)  # reasons with these words come from the owner's use of a machine
 
 
 class OfferPause(Struct, frozen=True, kw_only=True):
@@ -74,7 +72,7 @@ class OfferPause(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         what = {"cpu": "CPU", "memory": "memory"}.get(self.resource, f"GPU {self.index}")
-        used, mark = f"{what} {percent(self.measured_milli)} {LAST_MINUTE}", percent(self.mark_milli)
+        used, mark = f"{what} {percent(self.measured_milli)} over the last minute", percent(self.mark_milli)
         if self.measured_milli > self.mark_milli:
             return f"{used}, limit {mark}"
         return f"{used}, above its limit of {mark} in {percent(self.above_milli)} of the last hour"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.indexes.node_claims import NodeClaims
@@ -13,7 +15,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
 from distributed_grid.domain.states import NodeState
 from distributed_grid.number_text import plain_number
-from distributed_grid.scheduling.offers.pause import OWNER_WORDS, rest_reason
+from distributed_grid.scheduling.offers.pause import rest_reason
 from distributed_grid.scheduling.placement import machine_limits
 from distributed_grid.scheduling.placement.machine_limits import why_outlived
 from distributed_grid.scheduling.placement.placement import Constraints
@@ -23,6 +25,22 @@ MAX_NODES_LISTED = 100  # nodes whose reasons are listed: nobody reads more, and
 MAX_WORKERS_LISTED = 10
 DEDICATED_HINT = "if such a machine is yours alone, set dedicated: true on its node"
 """Said once, after the nodes that keep something for their owners."""
+
+
+class Reason(Struct, frozen=True):
+    """Why one node does not serve a request; that of a quota, a gang or a worker on its way has no node."""
+
+    text: str
+    node: str | None = None
+    from_owner: bool = False  # its owner's use of the machine
+
+    def __str__(self) -> str:
+        return self.text if self.node is None else f"{self.node}: {self.text}"
+
+
+def texts(reasons: Iterable[Reason]) -> tuple[str, ...]:
+    """The reasons as lines of a refusal."""
+    return tuple(map(str, reasons))
 
 
 @lru_cache(maxsize=1024)
@@ -41,30 +59,32 @@ def describe_amounts(ask: Amounts) -> str:
     return ", ".join(parts)
 
 
-def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
+def never_fits(ledger: Ledger, request: Request) -> tuple[Reason, ...] | None:
     """Each node's limit where no node could ever serve the request; None where one could. A pull worker that could may
     be registered at any time."""
     if request.runs_on is not NodeKind.AGENT:
         return None
     ask = request.ask
-    refusals, possible = [], 0
+    refusals: list[Reason] = []
+    possible = 0
     lasting = _lasting_constraints(ledger, request)
     for node in _candidates(ledger, request):
         must = lasting.unmet(node.name)
         unheard = node.caps.can_share and node.capacity == Capacity()
         must = must or machine_limits.never_has(ledger, request, node)
         if must is not None:
-            refusals.append(f"{node.name}: {must}")
+            refusals.append(Reason(must, node.name))
         elif unheard or NodeClaims().claim_for(ask, node.lendable) is not None:
             possible += 1
             if possible == request.gang:
                 return None
         else:
-            refusals.append(f"{node.name}: {_limit(ledger, ask, node)}")
+            refusals.append(Reason(_limit(ledger, ask, node), node.name))
     if request.gang > 1:
-        refusals.insert(0, f"a gang of {request.gang} needs as many nodes, {possible} could serve a member")
+        text = f"a gang of {request.gang} needs as many nodes, {possible} could serve a member"
+        refusals.insert(0, Reason(text))
     known = ledger.nodes
-    refusals += [f"{name}: no such node" for name in request.require if name not in known]
+    refusals += [Reason(f"{name}: no such node") for name in request.require if name not in known]
     return _truncated(refusals, len(refusals))
 
 
@@ -95,34 +115,36 @@ def timeout_reason(lease: Lease, why: str, now: int) -> str:
     return f"waited {plain_number(lease.request.wait_ms / 1000)} s: {why}"
 
 
-def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
+def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[Reason, ...]:
     """The reason of each node for not serving the request at this moment, or the quota that it exceeds."""
     exceeded = Quotas(ledger).exceeded(request)
     if exceeded is not None:
-        return (exceeded,)
+        return (Reason(exceeded),)
     nodes = _candidates(ledger, request)
     constraints = Constraints(ledger, request)
-    listed = [(node, _why_not_there(ledger, request, constraints, node, now)) for node in nodes[:MAX_NODES_LISTED]]
-    lines = _truncated([f"{node.name}: {reason}" for node, reason in listed], len(nodes))
+    listed = [_why_not_there(ledger, request, constraints, node, now) for node in nodes[:MAX_NODES_LISTED]]
     waits_for_owner = any(
-        any(words in reason for words in OWNER_WORDS)
-        and node.thresholds is not None
-        and node.host != "local"
-        and not node.joined
-        for node, reason in listed
+        reason.from_owner and node.thresholds is not None and node.host != "local" and not node.joined
+        for node, reason in zip(nodes, listed, strict=False)
     )
-    coming: list[str] = []
+    coming: list[Reason] = []
     if not (request.require or request.labels or request.runs_on is NodeKind.PULL):
         ask = request.ask
         coming = [
-            f"{worker.id}: a worker of {worker.provider} that could serve it; it is {worker.state}"
+            Reason(f"{worker.id}: a worker of {worker.provider} that could serve it; it is {worker.state}")
             for worker in ledger.workers.values()
             if worker.is_on_its_way
             and worker.resources.cpu_milli >= ask.cpu_milli
             and worker.resources.memory_bytes >= ask.memory_bytes
             and WHOLE_GPU * worker.resources.gpu_count >= ask.gpu_milli
         ]
-    return (*coming[:MAX_WORKERS_LISTED], *lines, *((DEDICATED_HINT,) if waits_for_owner else ()))
+    hint = (Reason(DEDICATED_HINT),) if waits_for_owner else ()
+    return (*coming[:MAX_WORKERS_LISTED], *_truncated(listed, len(nodes)), *hint)
+
+
+def why_no_room(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
+    """Lines of a refusal: why no node could ever serve a request, or else why none can now."""
+    return texts(never_fits(ledger, request) or why_not_now(ledger, request, now))
 
 
 def reason_key(ledger: Ledger, request: Request) -> object:
@@ -144,21 +166,27 @@ def reason_key(ledger: Ledger, request: Request) -> object:
 
 def why_not_there(ledger: Ledger, request: Request, node: Node, now: int) -> str:
     """Reason why one node cannot serve the request now."""
-    return _why_not_there(ledger, request, Constraints(ledger, request), node, now)
+    return _why_not_there(ledger, request, Constraints(ledger, request), node, now).text
 
 
-def _why_not_there(ledger: Ledger, request: Request, constraints: Constraints, node: Node, now: int) -> str:
-    shortage = constraints.unmet(node.name) or _shortage(ledger, request, node, now)
+def _why_not_there(ledger: Ledger, request: Request, constraints: Constraints, node: Node, now: int) -> Reason:
     outlived = why_outlived(ledger, request, node.name, now) if node.state is NodeState.ALIVE else None
-    return outlived or shortage
+    if outlived is not None:
+        return Reason(outlived, node.name)
+    offer = ledger.offers.get(node.name)
+    kept = offer is not None and offer.for_owner
+    if (unmet := constraints.unmet(node.name)) is not None:
+        return Reason(unmet, node.name, kept and request.starts_without_cores)
+    too_small = offer is not None and NodeClaims().claim_for(request.ask, offer.lends) is None
+    return Reason(_shortage(ledger, request, node, now), node.name, kept and too_small)
 
 
-def _truncated(lines: list[str], nodes: int) -> tuple[str, ...]:
-    """The lines about this number of nodes, cut to a readable number."""
+def _truncated(lines: list[Reason], nodes: int) -> tuple[Reason, ...]:
+    """The reasons of this number of nodes, cut to a readable number."""
     return (
         tuple(lines)
         if nodes <= MAX_NODES_LISTED
-        else (*lines[:MAX_NODES_LISTED], f"and {nodes - MAX_NODES_LISTED:,} more nodes")
+        else (*lines[:MAX_NODES_LISTED], Reason(f"and {nodes - MAX_NODES_LISTED:,} more nodes"))
     )
 
 

@@ -215,10 +215,16 @@ class _StartPlan:
         for end, lease in held:
             if end == NEVER:
                 doing = "holds" if lease.holds else "waits before it for"
-                return f"nobody knows how long {lease.id} takes, which {doing} {node}"
+                return f"nobody knows how long {self._name_of(lease)} takes, which {doing} {node}"
             assert lease.claim is not None
             claims.remove(lease.claim)
             if claims.claim_for(request.ask, lends) is not None:
                 doing = "is over" if lease.holds else "has had its turn"
-                return f"when {lease.id} {doing} on {node}"
+                return f"when {self._name_of(lease)} {doing} on {node}"
         return f"when {node} is free"
+
+    def _name_of(self, lease: Lease) -> str:
+        """The id of a lease's job, or its own."""
+        known = self._ledger.leases.get(lease.id, lease)
+        job = self._ledger.jobs.get(known.job)
+        return lease.id if job is None else job.id

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import OffloadPressureRead
-from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MOVE_PREFIX, OffloadRules
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
 from distributed_grid.monitoring.alerts import Alert
@@ -83,7 +82,13 @@ class AutoOffloader:
 
     async def evaluate(self) -> None:
         """Evaluate once, and do what follows; nothing while it is off and nothing has to be undone."""
-        is_on, is_degraded, lenders = await self._grid.read(self._what_is_needed)
+        is_on, is_degraded, lenders = await self._grid.read(
+            lambda ledger, now: (
+                self.rules is not None and is_enabled(ledger, self.offload),
+                bool(ledger.degraded),
+                frozenset(ledger.blocks_at),
+            )
+        )
         if is_on or is_degraded:
             readings = await self._monitor.readings(AHEAD_MS if lenders else 0, only=lenders) if is_on else ()
             ids = tuple(f"{MOVE_PREFIX}{secrets.token_hex(6)}" for _ in range(MAX_MOVES_PER_LOOK if is_on else 0))
@@ -120,8 +125,3 @@ class AutoOffloader:
                     detail=detail,
                 )
             )
-
-    def _what_is_needed(self, ledger: Ledger, now: int) -> tuple[bool, bool, frozenset[str]]:
-        """Whether it is on, whether a node is degraded, and the nodes with blocks that could leave in time."""
-        is_on = self.rules is not None and is_enabled(ledger, self.offload)
-        return is_on, bool(ledger.degraded), frozenset(ledger.blocks_at)

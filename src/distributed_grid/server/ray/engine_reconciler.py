@@ -21,7 +21,6 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.ports import Engine, EngineGroup, EngineView
 from distributed_grid.reactor.effects import BindLease, EngineEffect, SetGroupTerm, engine_effects
-from distributed_grid.supervision import start_restarted
 
 NAME = "ray"
 BIND_SECONDS, RETRY_SECONDS = 10.0, 0.25
@@ -38,7 +37,6 @@ class EngineReconciler:
         self._engine = engine
         self._hold_seconds = hold_seconds
         self._work = Reconciler()
-        self._loop: asyncio.Task[None] | None = None
         self._is_full_due = True
         self._compared_at = self._held_at = float("-inf")
         self._on_view: Callable[[EngineView], Awaitable[None]] | None = None
@@ -46,15 +44,10 @@ class EngineReconciler:
     def start(self, *, on_view: Callable[[EngineView], Awaitable[None]]) -> None:
         """Begin to reconcile; `on_view` gets each view of the engine before the ledger does."""
         self._on_view = on_view
-        rounds = partial(self._work.run, self._reconcile, POLL_SECONDS)
-        self._loop = start_restarted(rounds, "the comparison with Ray")
+        self._work.start(self._reconcile, POLL_SECONDS, "the comparison with Ray")
 
     async def stop(self) -> None:
         """Leave everything as it is for the next control plane. Safe to call twice."""
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
-        self._loop = None
         await self._work.stop()
 
     def compare_soon(self) -> None:

@@ -406,34 +406,28 @@ class RayCluster:
         """Connect with the cluster of the ledger, until cancelled."""
         while True:
             try:
-                await self._update_connection()
+                row = await self.desired.row()
+                if row is None and self._connected_to is not None:
+                    self._connected_to = None
+                    self.endpoints.stop_driver()
+                    await self._engine.stop()
+                elif row is not None and row.session and self._connected_to != (row.address, row.nodes):
+                    environ, socket = await self.endpoints.start_driver(row, self._driver_socket)
+                    environ.pop("RAY_ADDRESS", None)
+                    settings = Connect(
+                        row.address,
+                        self._grid_id(),
+                        row.namespace,
+                        hold_seconds=self._config.hold_seconds,
+                        environ=environ,
+                        wheels=self._wheels,
+                        await_raylet=True,
+                    )
+                    self._engine.connect(settings, socket)
+                    self._connected_to = (row.address, row.nodes)
             except GridError as failure:
                 log.warning("no connection with Ray: %s", failure)
             await asyncio.sleep(CONNECTION_POLL_SECONDS)
-
-    async def _update_connection(self) -> None:
-        row = await self.desired.row()
-        if row is None:
-            if self._connected_to is not None:
-                self._connected_to = None
-                self.endpoints.stop_driver()
-                await self._engine.stop()
-            return
-        if self._connected_to == (row.address, row.nodes) or not row.session:
-            return  # connected, or not started yet
-        environ, socket = await self.endpoints.start_driver(row, self._driver_socket)
-        environ.pop("RAY_ADDRESS", None)
-        settings = Connect(
-            row.address,
-            self._grid_id(),
-            row.namespace,
-            hold_seconds=self._config.hold_seconds,
-            environ=environ,
-            wheels=self._wheels,
-            await_raylet=True,
-        )
-        self._engine.connect(settings, socket)
-        self._connected_to = (row.address, row.nodes)
 
     async def _stop_all(self, names: tuple[str, ...]) -> None:
         stops = [self.nodes.stop(name, _silent(name), purge=False) for name in names]

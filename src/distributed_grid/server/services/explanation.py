@@ -322,10 +322,7 @@ async def _waiting(grid: Grid, viewer: Viewer, lease: Lease | None) -> WaitingRo
                 start_reason="when those that make room for it are gone",
             )
         order, estimate = queue_order(ledger, now), estimate_start(ledger, waits, now)
-        keeping = [
-            *reasons.why_not_now(ledger, waits.request, now),
-            *why_no_worker(ledger, waits.request, now)[:MAX_CLOSED_LISTED],
-        ]
+        closed = why_no_worker(ledger, waits.request, now)[:MAX_CLOSED_LISTED]
         ahead = islice(order.in_order(), min(estimate.position - 1, MAX_AHEAD))
         return WaitingRow(
             since=since,
@@ -336,22 +333,14 @@ async def _waiting(grid: Grid, viewer: Viewer, lease: Lease | None) -> WaitingRo
             of=len(order),
             ahead=[QueuedRequest.of(ledger, lease, now) for lease in ahead],
             estimated_start=viewer.time(estimate.starts_at_ms or 0),
-            start_reason=_with_job_names(ledger, estimate.reason),
+            start_reason=estimate.reason,
             reasons=[
-                WaitReason(node, reason) if node in ledger.nodes else WaitReason(None, text)
-                for text in keeping
-                for node, _, reason in [text.partition(": ")]
+                *(WaitReason(reason.node, reason.text) for reason in reasons.why_not_now(ledger, waits.request, now)),
+                *(WaitReason(None, text) for text in closed),
             ],
         )
 
     return await grid.read(read)
-
-
-def _with_job_names(ledger: Ledger, text: str) -> str:
-    """A sentence with the names of jobs instead of the ids of their leases."""
-    words = text.split(" ")
-    jobs = (ledger.jobs.get(ledger.leases[word].job) if word in ledger.leases else None for word in words)
-    return " ".join(word if job is None else job.id for word, job in zip(words, jobs, strict=True))
 
 
 # ------------------------------------------------------------------ placements

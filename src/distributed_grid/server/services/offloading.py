@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.api import requests
@@ -44,7 +45,6 @@ from distributed_grid.domain.nodes import first_node
 from distributed_grid.domain.processes import ProcessInfo
 from distributed_grid.domain.rebalancing import (
     WATCHED_RESOURCES,
-    PressureReading,
     RebalanceRules,
 )
 from distributed_grid.domain.resources import Amounts
@@ -61,7 +61,7 @@ from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint, get, post
 from distributed_grid.server.offloading.move_requests import check_input, job_move, process_move
 from distributed_grid.server.pages import HistoryList
-from distributed_grid.server.services.records import find_job, find_move
+from distributed_grid.server.services.records import find_ended_move, find_move, find_other_job, known_job
 
 FULL_CPU_MILLI = 950
 """From this level on a node's CPU is full, whatever its marks say."""
@@ -80,6 +80,16 @@ _MOVE_ID = re.compile(re.escape(MOVE_PREFIX) + r"[A-Za-z0-9_-]{1,64}")
 def _name_move(fields: dict[str, Any]) -> None:
     """Name the move of a REST request after its Idempotency-Key."""
     fields.setdefault("move_id", f"{MOVE_PREFIX}{fields.pop('request_id')}")
+
+
+class SubjectOfMove(Struct, frozen=True):
+    """The job or the process that a request names, and the move with its id, if there is one already."""
+
+    move: Move | None
+    job: Job | None
+    other_jobs: Sequence[Job]  # living ones, of which one may have the name as a prefix
+    node: str  # of a process
+    unknown_nodes: Sequence[str]
 
 
 class OffloadingService:
@@ -112,64 +122,63 @@ class OffloadingService:
     @endpoint(READ, get("/proposals", "moves"))
     async def scan(self, op: requests.ScanOffload, caller: Caller) -> ProposalList:
         """The work of one node, or of all that are above a mark: what could run elsewhere, and why the rest cannot."""
-        readings = await self._monitor.readings()
-        rules = self._rules
-        if op.node:
-            await self._check_node(op.node)
-            nodes = [op.node]
-        else:
-            nodes = await self._grid.read(
-                lambda ledger, now: pressed_nodes(scan_with_lenders(ledger, readings, rules, now))
-            )
+
+        def nodes_of(ledger: Ledger, now: int) -> Sequence[str]:
+            if not op.node:
+                return pressed_nodes(self._scan(ledger, now))
+            _check_node(ledger, op.node)
+            return [op.node]
+
         proposals, problems = [], []
-        for node in nodes:
+        for node in await self._grid.read(nodes_of):
             try:
                 processes = await self._questions.processes(node)
             except GridError as failure:
                 processes = []
                 problems.append(f"the processes of {node} are not known: {failure}")
-            proposals += await self._propose(node, processes, readings)
+            found, _ = await self._propose(node, processes, is_shown=True)
+            proposals += found
         viewer = self._viewer().for_reader(caller.reader)
         return ProposalList([ProposalRow.of(viewer, proposal) for proposal in proposals], problems)
 
+    def _scan(self, ledger: Ledger, now: int) -> PressureScan:
+        return scan_with_lenders(ledger, self._monitor.readings_now(ledger, now), self._rules, now)
+
     async def _propose(
-        self, node: str, processes: Sequence[ProcessInfo], readings: Sequence[PressureReading], target: str = ""
-    ) -> list[Proposal]:
-        """Proposals for a node; what a process needs there is looked for on its target."""
-        rules = self._rules
+        self, node: str, processes: Sequence[ProcessInfo], target: str = "", *, is_shown: bool = False
+    ) -> tuple[list[Proposal], Sequence[MoveConsent]]:
+        """Proposals for a node, with the consents that there are; the targets of processes are asked for the files that
+        these need. Confidence is that after the answers only where it `is_shown`."""
         absent: dict[str, Collection[str]] = {}
 
-        def proposals(ledger: Ledger, now: int) -> list[Proposal]:
-            scan = scan_with_lenders(ledger, readings, rules, now)
-            return propose(scan, node, processes, ledger.consents, target=target, absent=absent)
+        def read(ledger: Ledger, now: int) -> tuple[list[Proposal], Sequence[MoveConsent], set[str]]:
+            proposals = propose(self._scan(ledger, now), node, processes, ledger.consents, target=target, absent=absent)
+            local = {name for name, known in ledger.nodes.items() if known.host == "local"}
+            return proposals, tuple(ledger.consents.values()), local
 
-        found = await self._grid.read(proposals)
+        proposals, consents, local = await self._grid.read(read)
         checked: set[tuple[str, tuple[str, int]]] = set()
         for _ in range(MAX_CHECKS):  # where one target lacks something another one is proposed, which is asked, too
             asked = {place: [file for file in files if (place, file) not in checked]
-                     for place, files in files_to_check(found).items()}  # fmt: skip
+                     for place, files in files_to_check(proposals).items()}  # fmt: skip
             if not any(asked.values()):
                 break
+            lacks = False
             for place, files in asked.items():
-                absent[place] = {*absent.get(place, ()), *await self._missing(node, place, files)}
+                missing = await self._missing(place, files) if files and not {node, place} <= local else ()
+                absent[place] = {*absent.get(place, ()), *missing}
                 checked |= {(place, file) for file in files}
-            found = await self._grid.read(proposals)
-        return found
+                lacks = lacks or bool(missing)
+            if lacks or is_shown:
+                proposals, consents, local = await self._grid.read(read)
+        return proposals, consents
 
-    async def _missing(self, node: str, place: str, files: Sequence[tuple[str, int]]) -> Collection[str]:
-        """Those of the files that a target lacks; what is not known to be there is taken to be missing."""
-        if not files or await self._is_same_machine(node, place):
-            return ()
+    async def _missing(self, place: str, files: Sequence[tuple[str, int]]) -> Collection[str]:
+        """Those of the files that a target lacks; a file that is not known to be there is taken to be missing."""
         try:
             return await self._questions.missing_files(place, files)
         except GridError:
             return [path for path, _ in files]
-
-    async def _is_same_machine(self, one: str, other: str) -> bool:
-        def is_here(ledger: Ledger, now: int) -> bool:
-            return all(name in ledger.nodes and ledger.nodes[name].host == "local" for name in (one, other))
-
-        return await self._grid.read(is_here)
 
     @property
     def _rules(self) -> RebalanceRules:
@@ -180,11 +189,13 @@ class OffloadingService:
     @endpoint(READ)
     async def advise(self, op: requests.AdviseCommand, caller: Caller) -> CommandAdvice:
         """Better place to start a command: elsewhere only if its node is pressed and another has room."""
-        rules, origin = self._sharing, await self._origin(op.origin, caller)
-        if rules is None or not origin:
-            return _stay("nothing is shared here" if rules is None else "no node stands for this machine")
-        readings = await self._monitor.readings()
-        scan = await self._grid.read(lambda ledger, now: scan_with_lenders(ledger, readings, rules, now))
+        if self._sharing is None:
+            return _stay("nothing is shared here")
+        origin, scan = await self._grid.read(
+            lambda ledger, now: (_origin(ledger, op.origin, caller), self._scan(ledger, now))
+        )
+        if not origin:
+            return _stay("no node stands for this machine")
         why = why_pressed(scan, origin)
         if not why:
             return _stay(f"{origin} is not pressed")
@@ -203,24 +214,6 @@ class OffloadingService:
             return _stay(f"{why}, and no other node has a core to spare")
         return CommandAdvice(elsewhere=True, target_node=node, reason=f"{why}, and {node} has room")
 
-    async def _origin(self, named: str, caller: Caller) -> str:
-        """The node on which a request was typed."""
-
-        def find(ledger: Ledger, now: int) -> str:
-            if named in ledger.nodes:
-                return named
-            local = (node for node in ledger.nodes.values() if node.host == "local")
-            return first_node(local) if caller.is_here else ""
-
-        return await self._grid.read(find)
-
-    async def _check_node(self, name: str) -> None:
-        def check(ledger: Ledger, now: int) -> None:
-            if name not in ledger.nodes:
-                raise NotFound(f"no node is called {name!r}")
-
-        await self._grid.read(check)
-
     # ------------------------------------------------------------------ moving
 
     @endpoint(USER, post("/moves", "moves", id_field="move_id", adapt=_name_move))
@@ -230,74 +223,70 @@ class OffloadingService:
             raise BadInput(
                 f"the id of a move is {MOVE_PREFIX} and 1 to 64 letters, digits, - or _, not {op.move_id[:80]!r}"
             )
-        try:
-            known = await find_move(self._grid, op.move_id, exact=True)
-        except NotFound:
-            pass
-        else:
+
+        def look_up(ledger: Ledger, now: int) -> SubjectOfMove:
+            job, others = known_job(self._grid, ledger, op.subject)
+            node = op.node or _origin(ledger, op.origin, caller)
+            unknown = [name for name in (op.target, node) if name and name not in ledger.nodes]
+            return SubjectOfMove(ledger.moves.get(op.move_id), job, others, node, unknown)
+
+        # This read and that of the proposals are the only waits before the first commit: the reactor checks the rest.
+        subject = await self._grid.read(look_up)
+        known = subject.move or await find_ended_move(self._grid, op.move_id)
+        if known is not None:
             caller.must_own(known.user, f"the move {known.id}")
             return await self._view(known)
-        if op.target:
-            await self._check_node(op.target)
-        job = await self._job_named(op.subject)
-        move = await self._move_job(op, job, caller) if job is not None else await self._move_process(op, caller)
+        if op.target in subject.unknown_nodes:
+            raise NotFound(f"no node is called {op.target!r}")
+        job, is_pid = subject.job, op.subject.isdecimal()
+        if job is None:
+            try:
+                job = await find_other_job(self._grid, op.subject, subject.other_jobs, exact=is_pid)
+            except NotFound:
+                if not is_pid:
+                    raise NotFound(f"{op.subject!r} is neither a job nor a pid") from None
+        if job is not None:
+            move = await self._move_job(op, job, caller)
+        else:
+            move = await self._move_process(op, subject, caller)
         answer = await self._grid.handle(MoveRequested(move))
         if not isinstance(answer, MoveAnswer):
             raise Refused(f"{op.subject} could not be moved")
         return await self._view(await find_move(self._grid, answer.move.id, exact=True))
 
-    async def _job_named(self, subject: str) -> Job | None:
-        """The job of this name; None where it is a pid that no job is called."""
-        try:
-            job = await find_job(self._grid, subject)
-        except NotFound:
-            if not subject.isdecimal():
-                raise NotFound(f"{subject!r} is neither a job nor a pid") from None
-            return None
-        return None if subject.isdecimal() and subject not in (job.id, job.uid) else job
-
     async def _move_job(self, op: requests.ExecuteOffload, job: Job, caller: Caller) -> Move:
         caller.must_own(job.request.user, f"the job {job.id}")
         if job.is_over:
             raise Refused(f"{job.id} has ended")
-        node = await self._node_of(job)
+        request = job.request
+        wanted = (*request.prefer, *request.require, request.target, request.origin)
+        node = job.attempt.node if job.attempt is not None else next(filter(None, wanted), "")
         _check_elsewhere(job.id, node, op.target)
-        found = await self._propose(node, (), await self._monitor.readings(), op.target)
-        proposal = next((one for one in found if one.job == job.uid), None)
-        _check_movable(proposal, job.id, op.target)
-        assert proposal is not None
+        proposals, _ = await self._propose(node, (), op.target)
+        proposal = _movable(next((each for each in proposals if each.job == job.uid), None), job.id, op.target)
         return job_move(op.move_id, job, proposal, by=caller.user)
 
-    async def _node_of(self, job: Job) -> str:
-        """Where a job is, or where it was typed or wanted while it waits."""
-        if job.attempt is not None:
-            return job.attempt.node
-        request = job.request
-        named = (*request.prefer, *request.require, request.target, request.origin)
-        return next((name for name in named if name), "")
-
-    async def _move_process(self, op: requests.ExecuteOffload, caller: Caller) -> Move:
-        pid = int(op.subject)
+    async def _move_process(self, op: requests.ExecuteOffload, subject: SubjectOfMove, caller: Caller) -> Move:
+        pid, node = int(op.subject), subject.node
         if not 1 < pid < MAX_PID:
             raise BadInput(f"{op.subject} is not the pid of a process that could move")
-        node = op.node or await self._origin(op.origin, caller)
         if not node:
             raise BadInput("say on which node the process is: -n NODE")
-        await self._check_node(node)
+        if node in subject.unknown_nodes:
+            raise NotFound(f"no node is called {node!r}")
         _check_elsewhere(op.subject, node, op.target)
         process = await self._process(node, pid, op.variables if op.consent else ())
         if op.pid_start and process.pid_start != op.pid_start:
             raise Conflict(f"{pid} on {node} is another process by now")
         caller.must_own(process.user, f"the process {pid}")
-        found = await self._propose(node, [process], await self._monitor.readings(), op.target)
-        proposal = next((one for one in found if one.process is not None and one.process.pid == pid), None)
-        _check_movable(proposal, f"{pid} on {node}", op.target)
-        assert proposal is not None
+        proposals, consents = await self._propose(node, [process], op.target)
+        own = (each for each in proposals if each.process is not None and each.process.pid == pid)
+        proposal = _movable(next(own, None), f"{pid} on {node}", op.target)
         for name, seen, now in (("shape", op.shape, proposal.shape), ("directory", op.directory, process.cwd)):
             if seen and seen != now:
                 raise Conflict(f"{pid} on {node} has changed since the scan: its {name} is `{one_line(now)}`")
         check_input(process)
-        consent = await self._consent(op, process, proposal)
+        consent = await self._consent(op, process, proposal, consents)
         if not op.consent and consent.variables:
             again = await self._process(node, pid, consent.variables)
             if again.identity != process.identity:
@@ -318,7 +307,13 @@ class OffloadingService:
                 break
         return found[0]
 
-    async def _consent(self, op: requests.ExecuteOffload, process: ProcessInfo, proposal: Proposal) -> MoveConsent:
+    async def _consent(
+        self,
+        op: requests.ExecuteOffload,
+        process: ProcessInfo,
+        proposal: Proposal,
+        consents: Sequence[MoveConsent],
+    ) -> MoveConsent:
         """The consent of the process's user, given now or remembered; Refused with what to type."""
         consent = MoveConsent(
             user=process.user,
@@ -330,7 +325,7 @@ class OffloadingService:
         if op.consent:
             await self._grid.handle(ConsentGiven(consent))
             return consent
-        given = await self._grid.read(lambda ledger, now: _consents_for(ledger, consent))
+        given = [each for each in consents if (each.user, each.shape) == (consent.user, consent.shape)]
         known = next((one for one in given if one.key == consent.key), None)
         if known is None or (consent.variables and {*consent.variables} != {*known.variables}):
             where = f" -n {op.node}" if op.node else ""
@@ -418,11 +413,6 @@ def why_pressed(scan: PressureScan, node: str) -> str:
     return f"the CPU of {node} is full ({percent(cpu)})" if cpu is not None and cpu >= FULL_CPU_MILLI else ""
 
 
-def _consents_for(ledger: Ledger, asked: MoveConsent) -> Sequence[MoveConsent]:
-    """The consents of a user for a command shape, in whatever directory."""
-    return [one for one in ledger.consents.values() if (one.user, one.shape) == (asked.user, asked.shape)]
-
-
 def _narrower(given: Sequence[MoveConsent], known: MoveConsent | None) -> str:
     """Why the consents for this command shape do not cover a process; empty where there are none."""
     if known is not None:
@@ -439,15 +429,27 @@ def _check_elsewhere(subject: str, node: str, target: str) -> None:
         raise Refused(f"{subject} is on {node} already; choose another node with -t")
 
 
-def _check_movable(proposal: Proposal | None, subject: str, target: str) -> None:
-    """Refuse what cannot be moved, with every cause."""
+def _movable(proposal: Proposal | None, subject: str, target: str) -> Proposal:
+    """A proposal of work that can be moved; Refused with every cause where it cannot."""
     if proposal is None:
         raise Refused(f"{subject} is no work of its own that could be moved; see: grid offload scan")
-    if proposal.movable:
-        return
-    causes = [obstacle.text for obstacle in proposal.obstacles]
-    to = f" to {target}" if target else ""
-    raise Refused(f"{subject} cannot be moved{to}: {'; '.join(causes) or 'no way is known'}", causes)
+    if not proposal.movable:
+        causes = [obstacle.text for obstacle in proposal.obstacles]
+        to = f" to {target}" if target else ""
+        raise Refused(f"{subject} cannot be moved{to}: {'; '.join(causes) or 'no way is known'}", causes)
+    return proposal
+
+
+def _origin(ledger: Ledger, named: str, caller: Caller) -> str:
+    """The node on which a request was typed."""
+    if named in ledger.nodes:
+        return named
+    return first_node(node for node in ledger.nodes.values() if node.host == "local") if caller.is_here else ""
+
+
+def _check_node(ledger: Ledger, name: str) -> None:
+    if name not in ledger.nodes:
+        raise NotFound(f"no node is called {name!r}")
 
 
 def _stay(reason: str) -> CommandAdvice:

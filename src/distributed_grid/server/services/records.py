@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar, Unpack
 
@@ -40,9 +40,19 @@ PUBLIC_EVENTS = ("node-", "engine-", "alert-", "clock-", "agent-rejected", "repo
 
 async def find_job(grid: Grid, name: str) -> Job:
     """The job of this id or uid, alive or ended; else of this unique prefix, living ones before ended ones."""
+    job, others = await grid.read(lambda ledger, now: known_job(grid, ledger, name))
+    return job if job is not None else await find_other_job(grid, name, others)
 
-    def exact(ledger: Ledger, now: int) -> Job | None:
-        return ledger.jobs.get(ledger.job_uids.get(name, name)) or grid.recently_ended(name)
+
+def known_job(grid: Grid, ledger: Ledger, name: str) -> tuple[Job | None, Sequence[Job]]:
+    """The job of this id or uid that lives or has just ended; without one, where a prefix is long enough, all living
+    jobs."""
+    job = ledger.jobs.get(ledger.job_uids.get(name, name)) or grid.recently_ended(name)
+    return job, tuple(ledger.jobs.values()) if job is None and is_prefix(name) else ()
+
+
+async def find_other_job(grid: Grid, name: str, living: Sequence[Job], *, exact: bool = False) -> Job:
+    """The ended job of this id or uid; else, unless it has to be `exact`, the job of this unique prefix."""
 
     def ended(store: Store) -> list[Job]:
         rows = store.ended("job", key=name, limit=1) or store.ended("job", request_id=name, limit=1)
@@ -54,12 +64,9 @@ async def find_job(grid: Grid, name: str) -> Job:
     def begins_so(job: Job) -> bool:
         return job.id.startswith(name) or job.uid.startswith(name)
 
-    job = await grid.read(exact)
-    if job is not None:
-        return job
     found = await grid.query(ended)
-    if not found and is_prefix(name):
-        found = await grid.scan(lambda ledger: ledger.jobs.values(), begins_so) or await grid.query(ended_beginning)
+    if not found and is_prefix(name) and not exact:
+        found = await grid.slices.select(living, begins_so) or await grid.query(ended_beginning)
     return _only_match({job.uid: job for job in found}, name, "job", lambda job: job.id)
 
 
@@ -102,18 +109,22 @@ async def find_move(grid: Grid, name: str, *, exact: bool = False) -> Move:
     def begins_so(move: Move) -> bool:
         return move.id.startswith(name)
 
-    def ended(store: Store, **which: Unpack[EndedFilters]) -> list[Move]:
-        return [ended_move(row) for row in store.ended(Move.kind, limit=5, **which)]
+    def ended_beginning(store: Store) -> list[Move]:
+        return [ended_move(row) for row in store.ended(Move.kind, limit=5, key_prefix=name)]
 
-    move = await grid.read(lambda ledger, now: ledger.moves.get(name))
+    move = await grid.read(lambda ledger, now: ledger.moves.get(name)) or await find_ended_move(grid, name)
     if move is not None:
         return move
-    found = await grid.query(lambda store: ended(store, key=name))
-    if not found and is_prefix(name) and not exact:
-        found = await grid.scan(lambda ledger: ledger.moves.values(), begins_so) or await grid.query(
-            lambda store: ended(store, key_prefix=name)
-        )
+    found: list[Move] = []
+    if is_prefix(name) and not exact:
+        found = await grid.scan(lambda ledger: ledger.moves.values(), begins_so) or await grid.query(ended_beginning)
     return _only_match({move.id: move for move in found}, name, "move", lambda move: move.id)
+
+
+async def find_ended_move(grid: Grid, move_id: str) -> Move | None:
+    """The ended move of this id."""
+    rows = await grid.query(lambda store: store.ended(Move.kind, limit=1, key=move_id))
+    return ended_move(rows[0]) if rows else None
 
 
 def ended_move(row: EndedRow) -> Move:

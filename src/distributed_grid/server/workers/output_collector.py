@@ -7,6 +7,7 @@ beyond the limit of one worker, and unreadable ones, are recorded as lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from functools import partial
@@ -201,9 +202,11 @@ class OutputCollector:
     async def _bring_file(self, node: str, lease_id: str, folder: Path, entry: ManifestEntry, haul: Haul) -> None:
         """Copy one whole file, unless it is here."""
         name = f"{WORK}/{entry.path}"
-        if await asyncio.to_thread(_has_size, folder, name, entry.size):
-            haul.files += 1
-            return
+        with contextlib.suppress(OSError):
+            status = await asyncio.to_thread(os.lstat, folder / name)
+            if status.st_size == entry.size:
+                haul.files += 1
+                return
         if not haul.admits(f"{lease_id}: {entry.path}", entry.size):
             return
         with FileReceiver(folder) as receiver:
@@ -230,10 +233,3 @@ def attempts_on(store: Store, node: str, *, since_ms: int | None = None) -> list
     rows = store.ended(Lease.kind, node=node, since_ms=since_ms, limit=MAX_ATTEMPTS + 1)
     leases = (decode_row(Lease.kind, row.blob) for row in rows)
     return list(dict.fromkeys(lease.id for lease in leases if isinstance(lease, Lease) and lease.job))
-
-
-def _has_size(folder: Path, name: str, size: int) -> bool:
-    try:
-        return os.lstat(folder / name).st_size == size
-    except OSError:
-        return False

@@ -150,13 +150,12 @@ class ProviderRegistry:
         if name not in self.names():
             known = ", ".join(self.names()) or "none"
             raise BadInput(f"no provider {name!r} in the config (there: {known}); add it under providers")
-        if name in plugged_in_names():
-            return self._plugged_in(name)
-        module, provider = BUILT_IN[name]
-        made: CloudProviderBase = getattr(importlib.import_module(module), provider)(self._config.provider(name))
-        return made
-
-    def _plugged_in(self, name: str) -> CloudProviderBase:
+        if name not in plugged_in_names():
+            module, provider = BUILT_IN[name]
+            built_in: CloudProviderBase = getattr(importlib.import_module(module), provider)(
+                self._config.provider(name)
+            )
+            return built_in
         from importlib.metadata import entry_points
 
         (point, *_) = entry_points(group=PLUG_IN_GROUP, name=name)
@@ -229,20 +228,19 @@ def offer_lines(config: ClusterConfig, offers: Sequence[WorkerOffer]) -> tuple[l
         problem = offer.unavailable
         if not problem and is_limited and offer.price_micro is None:
             problem = "its price is not known, and there is a budget: set price_per_hour"
-        usable += not problem
-        lines.append(f"{offer.id}: {problem or _price(offer)}")
+        if problem:
+            lines.append(f"{offer.id}: {problem}")
+            continue
+        usable += 1
+        has, price = offer.resources, "price not known"
+        if offer.price_micro is not None:
+            price = f"${plain_number(offer.price_micro / 1_000_000)} an hour"
+        gpus = f", {counted(has.gpu_count, 'GPU')}" if has.gpu_count else ""
+        size = f"{counted(has.cpu_milli / 1000, 'core')}, {rounded(has.memory_bytes / 2**30)} GB{gpus}"
+        lines.append(f"{offer.id}: {size}, {price}")
     if usable:
         return lines, []
     return lines, ["nothing that it offers can be started" if offers else "it offers nothing"]
-
-
-def _price(offer: WorkerOffer) -> str:
-    has = offer.resources
-    price = (
-        "price not known" if offer.price_micro is None else f"${plain_number(offer.price_micro / 1_000_000)} an hour"
-    )
-    gpus = f", {counted(has.gpu_count, 'GPU')}" if has.gpu_count else ""
-    return f"{counted(has.cpu_milli / 1000, 'core')}, {rounded(has.memory_bytes / 2**30)} GB{gpus}, {price}"
 
 
 def report_view(report: ProviderReport) -> Mapping[str, Any]:

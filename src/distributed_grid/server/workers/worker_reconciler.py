@@ -47,7 +47,6 @@ from distributed_grid.scheduling.scaling.budget import budget_state, core_budget
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.workers import provider_calls
 from distributed_grid.server.workers.provider_calls import OfferCatalog, offer_of
-from distributed_grid.supervision import start_restarted
 
 KEY_FILE = "worker-token.key"
 
@@ -126,13 +125,11 @@ class WorkerReconciler:
         self._work = Reconciler()
         self._listed_at: dict[str, float] = {}
         self._strays: set[str] = set()
-        self._loop: asyncio.Task[None] | None = None
         self._tick_seconds = min(MAX_TICK_SECONDS, rules.consistency_ms / 4000)
 
     async def start(self) -> None:
         await self._grid.handle(WorkerRulesSet(self._rules))
-        rounds = partial(self._work.run, self._reconcile, self._tick_seconds)
-        self._loop = start_restarted(rounds, "the reconciler of workers")
+        self._work.start(self._reconcile, self._tick_seconds, "the reconciler of workers")
 
     async def set_rules(self, rules: WorkerRules) -> None:
         self._rules = rules
@@ -140,10 +137,6 @@ class WorkerReconciler:
 
     async def stop(self) -> None:
         """Leave everything as it is for the next control plane. Safe to call twice."""
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
-        self._loop = None
         await self._work.stop()
 
     def perform(self, effect: WorkerEffect) -> None:
@@ -248,20 +241,16 @@ class WorkerReconciler:
             effects: list[WorkerEffect] = await self._grid.read(worker_effects)
             for effect in effects:
                 self.perform(effect)
-        for provider in await self._grid.read(self._to_list):
-            self._listed_at[provider] = asyncio.get_running_loop().time()
-            key = f"list of {provider}"
-            self._work.begin(key, partial(self.compare, provider), key)
-
-    def _to_list(self, ledger: Ledger, now: int) -> list[str]:
-        """Providers whose list is due, of those that have or had workers."""
-        used = {worker.provider for worker in ledger.workers.values()}
-        time_now, due = asyncio.get_running_loop().time(), []
-        for provider in ledger.spending:
+        used, providers = await self._grid.read(
+            lambda ledger, now: ({worker.provider for worker in ledger.workers.values()}, list(ledger.spending))
+        )
+        time_now = asyncio.get_running_loop().time()
+        for provider in providers:  # those that have or had workers
             pause = self._rules.consistency_ms / 3000 if provider in used else IDLE_LIST_SECONDS
             if time_now - self._listed_at.get(provider, float("-inf")) >= pause:
-                due.append(provider)
-        return due
+                self._listed_at[provider] = time_now
+                key = f"list of {provider}"
+                self._work.begin(key, partial(self.compare, provider), key)
 
     async def compare(self, provider_name: str) -> None:
         """Bring the ledger in line with a provider's list, and terminate machines of this grid without a row."""

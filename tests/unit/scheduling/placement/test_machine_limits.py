@@ -16,7 +16,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState
 from distributed_grid.errors import Refused
-from distributed_grid.scheduling.queue.reasons import why_not_now
+from distributed_grid.scheduling.queue.reasons import texts, why_not_now
 from distributed_grid.scheduling.scaling.demand import TOO_LONG, read_demand, worker_could_serve
 from tests.support.builders import GB, Scenario, a_command, a_node, a_request
 from tests.support.scaling import ScalingScenario, a_type, rules
@@ -54,7 +54,9 @@ def test_a_lease_that_would_outlive_the_machine_is_not_placed_there() -> None:
 def test_explain_says_why() -> None:
     grid, worker = a_grid(HOUR)
     request = a_request("long", cores=1, duration_s=2 * HOUR)
-    assert f"{worker}: its machine ends in 3600 s, and this takes 7200 s" in why_not_now(grid.ledger, request, grid.now)
+    assert f"{worker}: its machine ends in 3600 s, and this takes 7200 s" in texts(
+        why_not_now(grid.ledger, request, grid.now)
+    )
 
 
 def test_a_worker_that_lives_too_short_by_now_makes_room_for_another_one() -> None:

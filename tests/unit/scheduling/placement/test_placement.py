@@ -31,7 +31,7 @@ from distributed_grid.scheduling.placement.placement import (
     fitness_rows,
     fitting_rows,
 )
-from distributed_grid.scheduling.queue.reasons import never_fits, why_not_now
+from distributed_grid.scheduling.queue.reasons import never_fits, texts, why_not_now
 from tests.support.builders import (
     GB,
     NOW,
@@ -228,7 +228,7 @@ def test_near_to_a_group_is_where_any_of_it_is(zones):
 def test_affinity_without_a_running_target_waits_with_its_reason(zones):
     lease = zones.ask(a_request("r1", affinity=("job-later",)))
     assert lease.node == ""
-    assert why_not_now(zones.ledger, lease.request, zones.now)[0] == (
+    assert texts(why_not_now(zones.ledger, lease.request, zones.now))[0] == (
         "a1: nothing of job-later is running that it could be near to"
     )
     zones.submit(a_request("later", require=["a1"]), starts=True)
@@ -240,7 +240,7 @@ def test_affinity_without_a_running_target_waits_with_its_reason(zones):
 
 def test_anti_affinity_names_its_conflict(zones):
     zones.ask(a_request("r1", require=["a1"], group="train"))
-    reasons = why_not_now(zones.ledger, a_request("r2", anti_affinity=("train", "b1"), cores=4), zones.now)
+    reasons = texts(why_not_now(zones.ledger, a_request("r2", anti_affinity=("train", "b1"), cores=4), zones.now))
     assert reasons[0] == "a1: train is here, and it must not be near to that"
     assert reasons[2] == "b1: it must not be here"
 
@@ -254,7 +254,7 @@ def test_a_gpu_model_is_a_must_for_every_device_that_is_lent():
     scenario.handle(LeaseAsked(request))
     again = replace(request, id="r2")
     assert find_placement(scenario.ledger, again) is None
-    assert why_not_now(scenario.ledger, again, scenario.now)[1] == "plain: its GPUs are Tesla T4, a100 asked"
+    assert texts(why_not_now(scenario.ledger, again, scenario.now))[1] == "plain: its GPUs are Tesla T4, a100 asked"
 
 
 def test_a_gpu_model_nobody_has_is_refused_at_once():
@@ -338,7 +338,7 @@ def a_busy_node(busy: float) -> Scenario:
 def test_a_command_without_cores_is_not_placed_where_the_owner_keeps_the_cpu(needs):
     scenario, request = a_busy_node(0.97), replace(a_request(**needs), limits_memory=True)
     assert find_placement(scenario.ledger, request) is None
-    (reason,) = why_not_now(scenario.ledger, request, scenario.now)[:1]
+    (reason,) = texts(why_not_now(scenario.ledger, request, scenario.now))[:1]
     assert reason.startswith("gpu1: no command starts there, with or without cores: its owner uses 97 % of the CPU")
 
 
@@ -386,7 +386,7 @@ def test_a_node_that_has_evicted_a_job_is_closed_to_it_for_its_dwell_and_to_no_o
     scenario = evicted(dwell_s=120)
     pass_time(scenario, 115)
     assert scenario.job("r1").state is JobState.QUEUED
-    reasons = why_not_now(scenario.ledger, scenario.lease_of("r1").request, scenario.now)
+    reasons = texts(why_not_now(scenario.ledger, scenario.lease_of("r1").request, scenario.now))
     assert reasons[0] == "gpu1: it has evicted this job, and does not get it again for a while"
     assert scenario.submit(a_request("r2", cores=2)).state is JobState.ASSIGNED
     scenario.handle(LeaseReleased(scenario.lease_of("r2").id, "ada"))

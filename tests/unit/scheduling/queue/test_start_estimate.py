@@ -141,7 +141,7 @@ def test_other_commands_of_a_user_give_no_estimate():
     assert len(scenario.ledger.accounts["ada"].runs) == 2
     run_job(scenario, "long")
     wait(scenario, "x", 4)
-    assert outlook_of(scenario, "x") == StartEstimate(1, None, "nobody knows how long long.1 takes, which holds n1")
+    assert outlook_of(scenario, "x") == StartEstimate(1, None, "nobody knows how long job-long takes, which holds n1")
 
 
 def test_earlier_runs_of_a_command_say_when_it_is_over():
@@ -149,7 +149,7 @@ def test_earlier_runs_of_a_command_say_when_it_is_over():
     run_job(scenario, "long", run_ms=400_000)
     wait(scenario, "x", 4)
     began = scenario.ledger.leases["long.1"].granted_at_ms
-    assert outlook_of(scenario, "x") == StartEstimate(1, began + 400_000, "when long.1 is over on n1")
+    assert outlook_of(scenario, "x") == StartEstimate(1, began + 400_000, "when job-long is over on n1")
 
 
 def test_those_who_wait_count_by_earlier_runs_of_their_command():

@@ -22,7 +22,7 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.states import LeaseState, WorkerState
 from distributed_grid.domain.workers import SCALED_DOWN, SCALED_UP, WorkerRules
-from distributed_grid.scheduling.queue.reasons import why_not_now
+from distributed_grid.scheduling.queue.reasons import texts, why_not_now
 from distributed_grid.scheduling.scaling.demand import why_no_worker
 from distributed_grid.scheduling.scaling.evaluation import has_work, idle_workers, workers_to_give_back
 from tests.support.builders import GB, a_node, a_request, a_submission
@@ -268,7 +268,7 @@ def test_a_worker_that_is_taken_away_is_not_kept_for_new_demand() -> None:
     plan = scenario.evaluate(seconds=1)
     assert old not in plan.worker_ids
     assert scenario.ledger.workers[old].state is WorkerState.DRAINING
-    why = why_not_now(scenario.ledger, a_request("later", cores=4), scenario.now)
+    why = texts(why_not_now(scenario.ledger, a_request("later", cores=4), scenario.now))
     assert f"{old}: its machine ends in 119 s: spot notice" in why
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid import wire
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
 from distributed_grid.api.answers.offloading import MoveRow
 from distributed_grid.config.sections import Alerts
 from distributed_grid.control.agent_files import AgentQuestions
-from distributed_grid.domain.events import ConsentGiven, HeartbeatReceived
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import ConsentGiven, Event, HeartbeatReceived
+from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MoveConsent
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.processes import ProcessInfo, StandardStream, StreamKind
@@ -21,9 +25,11 @@ from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused, Unreachable
 from distributed_grid.monitoring.monitor import Monitor
+from distributed_grid.ports import Batch
+from distributed_grid.reactor.decision import Answer
 from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.services.offloading import OffloadingService
-from tests.unit.server.in_process_grid import InProcessGrid
+from tests.unit.server.in_process_grid import Clock, InProcessGrid
 
 GB = 1024**3
 NULL, FILE = StandardStream(StreamKind.NULL), StandardStream(StreamKind.FILE, "/srv/ann/in")
@@ -79,8 +85,11 @@ class Agents:
 class Offloading(InProcessGrid):
     """Machines with four cores, and the service."""
 
-    def __init__(self) -> None:
+    def __init__(self, grid: Grid | None = None) -> None:
         super().__init__()
+        if grid is not None:
+            self.grid = grid
+            self.compose()
         self.agents = Agents()
         monitor = Monitor(Alerts(), read=self.grid.read, store=self.store, offset_ms=lambda: 0)
         self.service = OffloadingService(
@@ -99,8 +108,6 @@ class Offloading(InProcessGrid):
 @pytest.fixture
 def run() -> Callable[..., None]:
     def run_story(story: Callable[[Offloading], Awaitable[None]], nodes: int = 2) -> None:
-        import asyncio
-
         async def whole() -> None:
             grid = Offloading()
             await grid.open_nodes(nodes)
@@ -109,6 +116,63 @@ def run() -> Callable[..., None]:
         asyncio.run(whole())
 
     return run_story
+
+
+class CountedGrid(Grid):
+    """A grid that counts the waits of one task in the ledger's queue."""
+
+    waits = 0
+    counted: asyncio.Task[Any] | None = None
+
+    async def read(self, question: Callable[[Ledger, int], Any]) -> Any:
+        self._count()
+        return await super().read(question)
+
+    async def handle(self, event: Event) -> Answer:
+        self._count()
+        return await super().handle(event)
+
+    def _count(self) -> None:
+        self.waits += asyncio.current_task() is self.counted
+
+
+class NotedStore(InMemoryStore):
+    """A store that notes how many waits were counted at each commit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[int] = []
+        self.grid: CountedGrid | None = None
+
+    def commit(self, batch: Batch) -> None:
+        if self.grid is not None:
+            self.waits.append(self.grid.waits)
+        super().commit(batch)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"consent": True}, {"target": "two"}, {"subject": "work-of-ann"}, {"subject": "work-"}], ids=str
+)
+def test_a_move_reaches_its_first_commit_after_two_waits_in_the_queue_of_the_ledger(fields: dict[str, Any]) -> None:
+    async def whole() -> None:
+        store = NotedStore()
+        setting = Offloading(CountedGrid(store, Clock()))
+        await setting.open_nodes(2)
+        await setting.run(lambda _: story(setting, store))
+
+    async def story(setting: Offloading, store: NotedStore) -> None:
+        assert isinstance(setting.grid, CountedGrid)
+        await setting.submit("u1", job_id="work-of-ann", restartable=True, prefer=["one"])
+        await setting.starts("u1")
+        if not fields.get("consent"):
+            await setting.execute(consent=True, number=9)
+            setting.agents.processes = [replace(WORK, pid_start=6)]
+        setting.grid.counted, setting.grid.waits = asyncio.current_task(), 0
+        store.grid = setting.grid
+        await setting.execute(**fields)
+        assert 1 < store.waits[0] <= 3, "two reads, and the event that is committed"
+
+    asyncio.run(whole())
 
 
 def test_without_consent_it_is_refused_with_the_shape_what_is_repeated_and_what_to_type(run) -> None:
