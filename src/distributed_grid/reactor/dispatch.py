@@ -229,7 +229,8 @@ def _charge(ledger: Ledger, cause: Cause, decision: Decision, now: int) -> Decis
     before = seen = seen or NodeObservation(node=name, at_ms=0)
     records: list[Record] = []
     for record in decision.records:
-        if record.type in _OMITTED and _records_left(seen, now) < 1:
+        left = REPORT_BURST - -(-max(seen.records_spent_until_ms - now, 0) // REPORT_REFILL_MS)
+        if record.type in _OMITTED and left < 1:
             seen = replace(seen, records_omitted=seen.records_omitted + 1)
             continue
         if record.type in _OMITTED:
@@ -244,8 +245,3 @@ def _charge(ledger: Ledger, cause: Cause, decision: Decision, now: int) -> Decis
         decision.changes = [row for row in decision.changes if row is not before]
         decision.changes.append(seen)
     return decision
-
-
-def _records_left(seen: NodeObservation, now: int) -> int:
-    """How many records the reports of this node may still cause."""
-    return REPORT_BURST - -(-max(seen.records_spent_until_ms - now, 0) // REPORT_REFILL_MS)

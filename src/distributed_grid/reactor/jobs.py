@@ -333,11 +333,20 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         seen = count_reclaim(seen, attempt.assigned_at_ms, now)
         decision.changes.append(seen)
     if outcome.ending is Ending.RECLAIMED or ((displaced or failed_start) and rest_left_ms(seen, now)):
-        decision.changes += _withdraw_offer(ledger, attempt.node)
+        offer = ledger.offers.get(attempt.node)
+        decision.changes += [] if offer is None else [replace(offer, withdrawn=True)]  # until its node is heard
     if outcome.ending is Ending.OVER_LIMIT and not outcome.is_disk_overrun and job.given_limit_bytes:
         bigger = BiggerLimit((), why_not_again(over)) if job.may_outgrow else next_limit(ledger, job)
         if bigger.limits:
-            return _run_bigger(ledger, decision, job, bigger, now)
+            assert job.estimate is not None
+            estimate = replace(job.estimate, memory_limits=bigger.limits)
+            job = replace(job, overruns=job.overruns + 1, estimate=estimate)
+            decision.changes += _requeue(ledger, job, now, counts=False)  # that costs none of its retries
+            why = f"{over.outcome.detail if over.outcome is not None else ''}; {bigger.why}"
+            data: dict[str, str | int | list[str]] = {"job_id": job.id, "memory_limit_bytes": job.given_limit_bytes}
+            decision.records.append(Record("requeued", job.request.user, job.uid, over.node, why, data=data))
+            decision.follow = [ScanQueue()]
+            return decision
         outcome = replace(outcome, detail=f"{outcome.detail}; {bigger.why}")
     has_checkpoint = bool(over.marked_at_ms or job.checkpoint_from or job.checkpoint)
     if is_evicted and attempt.pid and not (job.may_run_again or has_checkpoint):
@@ -376,19 +385,6 @@ def _refusing_nodes(job: Job) -> list[str]:
     return [one.node for one in tried if one.outcome is not None and one.outcome.ending is Ending.NEVER_STARTED]
 
 
-def _run_bigger(ledger: Ledger, decision: Decision, job: Job, bigger: BiggerLimit, now: int) -> Decision:
-    """Requeue a job that ran over a limit that the grid gave it, with the next one; that costs none of its retries."""
-    assert job.estimate is not None
-    over = job.attempts[-1]
-    job = replace(job, overruns=job.overruns + 1, estimate=replace(job.estimate, memory_limits=bigger.limits))
-    decision.changes += _requeue(ledger, job, now, counts=False)
-    why = f"{over.outcome.detail if over.outcome is not None else ''}; {bigger.why}"
-    data: dict[str, str | int | list[str]] = {"job_id": job.id, "memory_limit_bytes": job.given_limit_bytes}
-    decision.records.append(Record("requeued", job.request.user, job.uid, over.node, why, data=data))
-    decision.follow = [ScanQueue()]
-    return decision
-
-
 def _late_report(ledger: Ledger, event: AttemptEnded) -> Decision:
     """Record a late report; only of a node that reports about its own attempts."""
     known = ledger.jobs.get(event.uid)
@@ -399,12 +395,6 @@ def _late_report(ledger: Ledger, event: AttemptEnded) -> Decision:
     record = Record("late-report", "", event.uid, event.nodes[0], event.outcome.detail, data=data)
     waiting = after_late_report(ledger, event)
     return Decision([waiting] if waiting is not None else [], [record])
-
-
-def _withdraw_offer(ledger: Ledger, node: str) -> list[Row]:
-    """The offer of a node that reclaimed something is withdrawn until it is heard again."""
-    offer = ledger.offers.get(node)
-    return [] if offer is None else [replace(offer, withdrawn=True)]
 
 
 def requeue_unstarted(
@@ -427,7 +417,11 @@ def requeue_unstarted(
 def _requeue(ledger: Ledger, job: Job, now: int, *, counts: bool, evicted_by: str = "") -> list[Row]:
     """The requeued job with a new lease to ask for; it keeps its age and does not give up. A node that could not start
     what was moved there is avoided, where there are others, and one that has evicted it is closed to it for a while."""
-    closed = _closed_nodes(ledger, job, evicted_by, now)
+    held, node = ledger.leases.get(job.lease_id), ledger.nodes.get(evicted_by)
+    closures = dict(held.request.closed) if held is not None else {}
+    if node is not None:
+        closures[node.name] = now + (node.thresholds.dwell_ms if node.thresholds is not None else CLOSED_MS)
+    closed = tuple(sorted((name, until_ms) for name, until_ms in closures.items() if until_ms > now))
     request = replace(job.sized_request, wait_ms=FOREVER_MS, deadline_ms=0, closed=closed)
     refusing = dict.fromkeys(_refusing_nodes(job))
     elsewhere = replace(request, anti_affinity=(*request.anti_affinity, *refusing)) if refusing else request
@@ -439,16 +433,6 @@ def _requeue(ledger: Ledger, job: Job, now: int, *, counts: bool, evicted_by: st
     state = advance(job.state, Step.REQUEUE)
     left = job.retries_left - 1 if counts else job.retries_left
     return [lease, replace(job, state=state, lease_id=lease.id, retries_left=left)]
-
-
-def _closed_nodes(ledger: Ledger, job: Job, evicted_by: str, now: int) -> tuple[tuple[str, int], ...]:
-    """The nodes that have evicted a job for their owners, each until it may be placed there again."""
-    held = ledger.leases.get(job.lease_id)
-    closed = dict(held.request.closed) if held is not None else {}
-    node = ledger.nodes.get(evicted_by)
-    if node is not None:
-        closed[node.name] = now + (node.thresholds.dwell_ms if node.thresholds is not None else CLOSED_MS)
-    return tuple(sorted((name, until_ms) for name, until_ms in closed.items() if until_ms > now))
 
 
 def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:

@@ -85,7 +85,11 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
     if new.is_pull != old.is_pull:  # another kind of node, which cannot report the attempts of the old one
         why = f"{old.name} is another node now"
         decision.follow += [LeaseLost(lease.id, why) for lease in ledger.leases_of(old.name)]
-    excess = None if new.lendable == old.lendable else _excess(ledger, new)
+    excess = None
+    if new.lendable != old.lendable:  # recovered leases are checked when the node is heard
+        held = (lease for lease in ledger.leases_of(new.name) if not lease.recovered)
+        claims = [lease.claim for lease in held if lease.claim is not None]
+        excess = NodeClaims(claims).excess_over(new.lendable) or shared_though_exclusive(claims, new.lendable)
     if excess is not None:
         new = replace(new, capacity=old.capacity, caps=old.caps)
         why = f"still {excess}: keeps its old limits until the next start"
@@ -100,14 +104,6 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
 
 def _declared(node: Node) -> Record:
     return Record("node-declared", "", node.name, node.name, data=capacity_details(node.lendable))
-
-
-def _excess(ledger: Ledger, node: Node) -> str | None:
-    """Excess of a node's leases over its declaration, preemptors that wait for their victims included; recovered leases
-    are checked when it is heard."""
-    held = (lease for lease in ledger.leases_of(node.name) if not lease.recovered)
-    claims = [lease.claim for lease in held if lease.claim is not None]
-    return NodeClaims(claims).excess_over(node.lendable) or shared_though_exclusive(claims, node.lendable)
 
 
 def _refreshed_offer(ledger: Ledger, node: Node) -> list[Row]:

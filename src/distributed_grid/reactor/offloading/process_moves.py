@@ -105,7 +105,17 @@ def _machine_of(name: str) -> str:
 def check_process_move(ledger: Ledger, move: Move, now: int) -> Decision:
     """Take the next step of a process's move, if something has changed for it."""
     if move.state in (MoveState.DEAD, MoveState.RUNNING):
-        return _follow_job(ledger, move, now)
+        job = ledger.jobs.get(move.job)
+        if job is None and move.source not in ledger.nodes:
+            why = f"{move.source} is not a node of the grid any more: its files were not returned there"
+            return end_move(ledger, move, MoveEnd.DONE, why, now)
+        if job is None:
+            return Decision()
+        if move.state is MoveState.DEAD and job.attempt is not None and job.attempt.pid:
+            place = {"ran_on": job.attempt.node, "ran_as": job.attempt.lease_id}
+            running, records = advance_move(move, Step.START, now=now, **place)
+            return Decision([running], records)
+        return follow_moved_job(ledger, move, job, now)
     if was_rebooted(ledger, move):
         return _after_reboot(ledger, move, now)
     if move.is_decided or move.commit_asked_at_ms:
@@ -240,6 +250,9 @@ def _new_job(ledger: Ledger, move: Move, now: int) -> tuple[Job, Lease]:
         move.request, id=uid, user=move.user, require=(), wait_ms=FOREVER_MS, target="", origin=move.source
     )
     lease = Lease(id=f"{uid}.1", request=wanted, asked_at_ms=now, job=uid)
+    # Nobody knows how much more than the measured memory it needs, so a job that needs more is run again with more.
+    limits = tuple(wanted.ask.memory_bytes * growth for growth in MEMORY_GROWTHS)
+    estimate = JobEstimate(memory_limits=limits, tier="measured") if wanted.ask.memory_bytes else None
     job = Job(
         uid=uid,
         id=uid if not move.job_id or move.job_id in ledger.job_uids else move.job_id,
@@ -249,32 +262,9 @@ def _new_job(ledger: Ledger, move: Move, now: int) -> tuple[Job, Lease]:
         lease_id=lease.id,
         restartable=True,
         moved_at_ms=now,
-        estimate=_estimate(wanted.ask.memory_bytes),
+        estimate=estimate,
     )
     return job, lease
-
-
-def _estimate(measured_bytes: int) -> JobEstimate | None:
-    """The limits of a job that took the place of a process: nobody knows how much more than was measured it needs, so
-    one that needs more is run again with more."""
-    if not measured_bytes:
-        return None
-    return JobEstimate(memory_limits=tuple(measured_bytes * growth for growth in MEMORY_GROWTHS), tier="measured")
-
-
-def _follow_job(ledger: Ledger, move: Move, now: int) -> Decision:
-    """The state of a move follows that of its job; its files are returned when that has ended."""
-    job = ledger.jobs.get(move.job)
-    if job is not None:
-        if move.state is MoveState.DEAD and job.attempt is not None and job.attempt.pid:
-            news = {"ran_on": job.attempt.node, "ran_as": job.attempt.lease_id}
-            running, records = advance_move(move, Step.START, now=now, **news)
-            return Decision([running], records)
-        return follow_moved_job(ledger, move, job, now)
-    if move.source not in ledger.nodes:
-        why = f"{move.source} is not a node of the grid any more: its files were not returned there"
-        return end_move(ledger, move, MoveEnd.DONE, why, now)
-    return Decision()
 
 
 def record_job_end(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:

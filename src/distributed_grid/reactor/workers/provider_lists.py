@@ -107,7 +107,12 @@ def _compare_listed(
         return Decision([replace(worker, missing=0)]) if worker.missing else None
     running = [one.instance for one in machines if one.state not in _ALIVE_FIRST and not one.waits]
     if len(running) > 1 and worker.state is not WorkerState.TERMINATING:
-        return _end_double(ledger, worker, f"its provider has {len(running)} machines of it: {', '.join(running)}", now)
+        why = f"its provider has {len(running)} machines of it: {', '.join(running)}"
+        if not ledger.leases_on.get(worker.node):
+            return terminate(ledger, worker, why, now)
+        if worker.problem == why:
+            return None
+        return Decision([replace(worker, problem=why)], [worker_record("worker-problem", worker, why)])
     if worker.state is WorkerState.ASKED or (found.instance and not worker.instance):
         booted = WorkerBooted(worker.id, found.instance, ends_in_ms=found.ends_in_ms, waits=found.waits)
         return on_booted(ledger, booted, now)
@@ -120,15 +125,6 @@ def _compare_listed(
         return Decision([seen])
     began_at = event.asked_at_ms + found.ends_in_ms - worker.lifetime_ms if found.ends_in_ms is not None else 0
     return Decision([seen, charge_unseen(spending, worker, now, began_at)])
-
-
-def _end_double(ledger: Ledger, worker: Worker, why: str, now: int) -> Decision | None:
-    """End a worker that costs more than its row says, as soon as nothing is lent on it."""
-    if not ledger.leases_on.get(worker.node):
-        return terminate(ledger, worker, why, now)
-    if worker.problem == why:
-        return None
-    return Decision([replace(worker, problem=why)], [worker_record("worker-problem", worker, why)])
 
 
 def _ends_at_ms(worker: Worker, found: ListedInstance, asked_at_ms: int) -> int:

@@ -26,7 +26,6 @@ from distributed_grid.domain.jobs import Ending, Job, Outcome
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import GpuUsage, Node, NodeObservation, Usage
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step, advance
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, Record
@@ -81,7 +80,20 @@ def on_task_asked(ledger: Ledger, event: TaskAsked, now: int) -> Decision:
             outcome = Outcome(job.stop.ending, detail=job.stop.detail)
             over.follow.append(AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome))
             continue
-        decision = _handed_out(ledger, job, node, now)
+        attempt, lease = job.attempt, ledger.leases[job.lease_id]
+        assert attempt is not None
+        decision = Decision(answer=JobAnswer(job, lease))
+        if job.state is JobState.ASSIGNED:  # it runs from now on
+            attempt = replace(attempt, started_at_ms=now, machine=node.incarnation)
+            job = replace(job, state=advance(job.state, Step.START), attempts=(*job.attempts[:-1], attempt))
+            decision.changes.append(job)
+            if lease.state is LeaseState.RESERVING:
+                lease = replace(lease, state=advance(lease.state, Step.BIND))
+                decision.changes.append(lease)
+            data = {"job_id": job.id, "attempt": attempt.number}
+            taken = Record("started", job.request.user, job.uid, node.name, "taken by the worker", data=data)
+            decision.records.append(taken)
+            decision.answer = JobAnswer(job, lease)
         seen = last or NodeObservation(node=node.name, at_ms=0)
         decision.changes.append(replace(seen, handed_out=job.uid, handed_out_ask=event.ask_id))
         decision.follow = over.follow
@@ -124,23 +136,6 @@ def _given_back(ledger: Ledger, job: Job, node: Node, why: str, now: int) -> Dec
         return Decision(follow=[AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome)])
     untaken = replace(job, attempts=(*job.attempts[:-1], replace(attempt, started_at_ms=0, machine="")))
     return requeue_unstarted(ledger, untaken, LeaseEnd.RECLAIMED, why, now, ending=Ending.NEVER_STARTED)
-
-
-def _handed_out(ledger: Ledger, job: Job, node: Node, now: int) -> Decision:
-    """The answer with the attempt; one that was assigned only runs from now on."""
-    attempt, lease = job.attempt, ledger.leases[job.lease_id]
-    assert attempt is not None
-    if job.state is not JobState.ASSIGNED:
-        return Decision(answer=JobAnswer(job, lease))
-    attempt = replace(attempt, started_at_ms=now, machine=node.incarnation)
-    job = replace(job, state=advance(job.state, Step.START), attempts=(*job.attempts[:-1], attempt))
-    changes: list[Row] = [job]
-    if lease.state is LeaseState.RESERVING:
-        lease = replace(lease, state=advance(lease.state, Step.BIND))
-        changes.append(lease)
-    data = {"job_id": job.id, "attempt": attempt.number}
-    record = Record("started", job.request.user, job.uid, node.name, "taken by the worker", data=data)
-    return Decision(changes, [record], JobAnswer(job, lease))
 
 
 def on_reassessment_requested(ledger: Ledger, event: ReassessmentRequested, now: int) -> Decision:

@@ -72,7 +72,11 @@ def _next_action(ledger: Ledger, order: ScaleWorkers, now: int) -> tuple[Decisio
         if plan.worker_ids:
             worker_id, *others = plan.worker_ids
             rest = replace(plan, worker_ids=tuple(others))
-            return _resume_or_drain(ledger, plan, worker_id, now), rest
+            if plan.action == "scale_up":
+                resumed = lifecycle.on_resumed(ledger, WorkerResumed(worker_id, GRID_USER, plan.reason), now)
+                return _marked(resumed, surplus=False), rest
+            drain = WorkerDrainRequested(worker_id, GRID_USER, plan.reason)
+            return _marked(lifecycle.on_drain_requested(ledger, drain, now), surplus=True), rest
         assert plan.worker is not None, "workers are started of some type"
         rest = replace(plan, count=plan.count - 1)
         wanted = replace(plan.worker, id=order.ids[0], by=GRID_USER, why=plan.reason)
@@ -80,14 +84,6 @@ def _next_action(ledger: Ledger, order: ScaleWorkers, now: int) -> tuple[Decisio
     except GridError as refusal:
         record = Record("not-scaled", GRID_USER, "scaling", "", str(refusal), data={"action": plan.action})
         return Decision(records=[record]), replace(plan, worker_ids=(), count=0)
-
-
-def _resume_or_drain(ledger: Ledger, plan: ScalingPlan, worker_id: str, now: int) -> Decision:
-    if plan.action == "scale_up":
-        decision = lifecycle.on_resumed(ledger, WorkerResumed(worker_id, GRID_USER, plan.reason), now)
-        return _marked(decision, surplus=False)
-    order = WorkerDrainRequested(worker_id, GRID_USER, plan.reason)
-    return _marked(lifecycle.on_drain_requested(ledger, order, now), surplus=True)
 
 
 def _marked(decision: Decision, *, surplus: bool) -> Decision:
@@ -105,12 +101,8 @@ def on_outputs_collected(ledger: Ledger, event: OutputsCollected, now: int) -> D
     order = WorkerTerminationRequested(worker.id, GRID_USER, worker.why, event.wall_ms)
     decision = lifecycle.on_termination_requested(ledger, order, now)
     decision.answer = None
-    decision.records.insert(0, _kept(worker, event))
-    return decision
-
-
-def _kept(worker: Worker, event: OutputsCollected) -> Record:
     files = f"{event.files:,} file{'' if event.files == 1 else 's'} of ended jobs brought home"
     lost = f", {len(event.lost):,} lost: {'; '.join(event.lost[:MAX_LOST_LISTED])}" if event.lost else ""
     data = {"files": event.files, "bytes": event.bytes, "lost": list(event.lost[:MAX_LOST_LISTED])}
-    return Record("outputs-kept", GRID_USER, worker.id, worker.node, files + lost, data=data)
+    decision.records.insert(0, Record("outputs-kept", GRID_USER, worker.id, worker.node, files + lost, data=data))
+    return decision
