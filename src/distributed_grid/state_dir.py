@@ -73,7 +73,7 @@ class StateDir:
             raise GridError(f"cannot use the state directory {self.root}: {failure.strerror}") from failure
 
     def is_locked(self) -> bool:
-        """Whether a control plane runs: some process holds the lock."""
+        """True if a control plane runs: some process holds the lock."""
         try:
             lock = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:

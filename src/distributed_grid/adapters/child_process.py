@@ -100,7 +100,7 @@ def encode_command(command: ChildCommand, commands: msgspec.msgpack.Decoder[Any]
 
 
 async def read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[T]) -> T | None:
-    """The next message; None when the connection has ended. Raises ValueError for what is no message."""
+    """The next message; None when the connection has ended. Raises ValueError for anything but a message."""
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if size > MAX_FRAME_BYTES:
@@ -123,7 +123,7 @@ class _Request(Struct):
 
 
 class ChildProcess(Generic[T]):
-    """One child after the other, the next at growing intervals; `T` is the union of what it reports.
+    """One child after the other, the next at growing intervals; `T` is the union of its reports.
 
     `on_connect` is called when there is a new child, `on_exit` when it is gone (with the reason where it could not be
     started), `min_pause` says how long to wait at least before the next one. Nothing but `write` reaches a child
@@ -163,18 +163,18 @@ class ChildProcess(Generic[T]):
             self.restart()
 
     def restart(self, socket_path: str = "") -> None:
-        """Begin with a new child: a process of this machine, or what is behind this Unix socket."""
+        """Begin with a new child: a process of this machine, or the one behind this Unix socket."""
         before = self._task
         if before is not None:
             before.cancel()
         self._task = start_restarted(partial(self._run, before, socket_path), f"the {self._label} process")
 
     def retry(self) -> None:
-        """Make no pause before the next child: the last one's reason to fail is gone."""
+        """Start the next child without a pause: the reason of the last failure is gone."""
         self._retry_now.set()
 
     async def stop(self) -> None:
-        """Let the child go. Safe to call twice."""
+        """End the child. Safe to call twice."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -276,7 +276,7 @@ class ChildProcess(Generic[T]):
 
 @asynccontextmanager
 async def _connected(path: str) -> AsyncIterator[Streams]:
-    """A connection to the child behind a socket; closing it is what ends the child."""
+    """A connection to the child behind a socket; closing it ends the child."""
     with short_path(path) as short:
         reader, writer = await asyncio.open_unix_connection(short)
         try:

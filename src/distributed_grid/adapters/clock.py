@@ -158,7 +158,7 @@ def unsealed(data: bytes) -> bytes | None:
 
 
 class AgeClock:
-    """The age of what is below one directory. Calls from several threads take turns."""
+    """The age of the files below one directory. Calls from several threads take turns."""
 
     def __init__(
         self,

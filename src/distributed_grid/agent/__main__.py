@@ -111,7 +111,7 @@ def has_leftovers(directory: str) -> bool:
 
 
 def _is_locked(path: str) -> bool:
-    """Whether some process has a file locked."""
+    """True if some process has a file locked."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         return not try_lock(descriptor)

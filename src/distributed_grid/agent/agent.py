@@ -47,7 +47,6 @@ from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.supervision import start_logged, start_restarted
 
 if TYPE_CHECKING:
-    from distributed_grid.agent.files.attempt_files import HeldDirectory
     from distributed_grid.agent.offloading.move_orders import SourceMoves
     from distributed_grid.agent.offloading.process_inventory import ProcessQueries, Surroundings
     from distributed_grid.trees.manifest import Manifest
@@ -130,11 +129,13 @@ class Agent:
         self._reading = AttemptFileReader(
             jobs,
             self._send_to_control,
-            self._moved_from,
+            lambda move_id: self._moves.directory(move_id) if self._moves is not None else None,
             self._workdirs.read_tree if self._workdirs is not None else None,
         )
         self._memory = memory(self.host, self._send_to_control) if memory is not None else None
-        self._outbox = Outbox(self._send_to_control, _call_later)
+        self._outbox = Outbox(
+            self._send_to_control, lambda ms, call: asyncio.get_running_loop().call_later(ms / 1000, call)
+        )
         work = HostedWork(self.host, meter, self._marks.observed_age_ms)
         self.guard = OwnerGuard(work, boot_ms, report_pause=self._outbox.paused, on_change=self._send_heartbeats)
         self._outgrown = OutgrownLeases(self.host, meter)
@@ -281,7 +282,7 @@ class Agent:
         else:
             self._queue.put_nowait(message)
 
-    def close(self, why: str) -> None:
+    def close(self, reason: str) -> None:
         """The in-memory link cannot break: repeat unacknowledged reports."""
         self._outbox.resend()
         if self._memory is not None:
@@ -342,9 +343,6 @@ class Agent:
 
             self._moves = SourceMoves(self._moves_dir, self._outbox, self._workdirs, self._surroundings)
         return self._moves
-
-    def _moved_from(self, move_id: str) -> HeldDirectory | None:
-        return self._moves.directory(move_id) if self._moves is not None else None
 
     def _surroundings(self) -> Surroundings:
         from distributed_grid.agent.offloading.process_inventory import Surroundings
@@ -544,11 +542,11 @@ class HostedCommands:
         self.running = host.running_trees
         self.withdraw_notice = guard.withdraw_notice
 
-    def give_notice(self, attempt_id: str, why: str, in_ms: int) -> None:
-        self._guard.displace(attempt_id, why, in_ms)
+    def give_notice(self, attempt_id: str, reason: str, in_ms: int) -> None:
+        self._guard.displace(attempt_id, reason, in_ms)
 
-    async def stop(self, attempt_id: str, why: str, grace_ms: int) -> None:
-        await self._host.stop_attempt(attempt_id, ending=Ending.RECLAIMED, detail=why, grace_ms=grace_ms)
+    async def stop(self, attempt_id: str, reason: str, grace_ms: int) -> None:
+        await self._host.stop_attempt(attempt_id, ending=Ending.RECLAIMED, detail=reason, grace_ms=grace_ms)
 
 
 class AsyncioTasks:
@@ -565,7 +563,3 @@ class AsyncioTasks:
 
     async def sleep(self, ms: int) -> None:
         await asyncio.sleep(ms / 1000)
-
-
-def _call_later(ms: int, call: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(ms / 1000, call)

@@ -262,7 +262,7 @@ def _announce_end(agent: Agent, seconds: float, leaving: asyncio.Event, stopping
 
 
 async def _wait_for_end(agent: Agent, leaving: asyncio.Event) -> None:
-    """Return when this machine was announced to end by a signal, and everything here is done and known to the control
+    """Return when a signal has announced the end of this machine, and everything here is done and known to the control
     plane, or the time is up; else never."""
     await leaving.wait()
     while (end := agent.machine_end.end) is None or boot_ms() < end.exit_at_ms:
@@ -324,7 +324,7 @@ def _save_address(agent_dir: AgentDir, named: ControlPlaneAddress) -> None:
 
 
 def _stop_ray(record: dict[str, object]) -> None:
-    """Stop the Ray that the grid has started here: nothing else finds it after the directory is gone."""
+    """Stop the Ray that the grid has started here: without the directory it could not be found again."""
     from distributed_grid.adapters.node.node_script_ray import stop_processes
 
     try:
@@ -343,7 +343,7 @@ def _addresses(agent_dir: AgentDir) -> list[str]:
 
 
 async def _wait_for_node_name(agent_dir: AgentDir, stopping: asyncio.Event) -> str | None:
-    """The node this agent serves; None where it was stopped, or its directory removed, before that was known."""
+    """The node this agent serves; None if the agent was stopped, or its directory removed, before that was known."""
     while not stopping.is_set() and not agent_dir.is_removed:
         key = join_client.read_joined_key(agent_dir.path)
         name = key.node if key is not None else agent_dir.read("link.json").get("node")

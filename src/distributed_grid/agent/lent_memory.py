@@ -147,8 +147,8 @@ class MemoryQueryProxy:
                 await writer.wait_closed()
 
 
-def _unreachable(why: str) -> bytes:
-    return json.dumps({"error": {"type": "Unreachable", "message": why, "exit_code": 3}}).encode()
+def _unreachable(reason: str) -> bytes:
+    return json.dumps({"error": {"type": "Unreachable", "message": reason, "exit_code": 3}}).encode()
 
 
 QUERY_SOCKET = "query.sock"

@@ -39,7 +39,6 @@ from distributed_grid.wire import AnnouncedEnd
 
 if TYPE_CHECKING:
     from email.message import Message
-    from http.client import HTTPConnection
 
 METADATA, SIGNAL, CONTROL_PLANE = "metadata", "signal", "control plane"
 CHECK_MS = 500
@@ -239,7 +238,12 @@ class MetadataClient:
         from http.client import HTTPConnection, HTTPException
 
         connection = HTTPConnection(self._host, self._port, timeout=self._seconds)
-        cut = threading.Timer(self._seconds, _cut, (connection,))  # the timeout is for each piece of an answer
+
+        def cut_late_answer() -> None:
+            with contextlib.suppress(OSError, AttributeError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+        cut = threading.Timer(self._seconds, cut_late_answer)  # the timeout is for each piece of an answer
         cut.daemon = True
         try:
             connection.connect()
@@ -255,12 +259,6 @@ class MetadataClient:
         finally:
             cut.cancel()
             connection.close()
-
-
-def _cut(connection: HTTPConnection) -> None:
-    """End an answer that takes too long."""
-    with contextlib.suppress(OSError, AttributeError):
-        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 class Ec2Notices:
@@ -341,7 +339,7 @@ SOURCES: Mapping[str, Callable[[MetadataClient], NoticeSource]] = {"aws": Ec2Not
 
 
 def notice_source(environ: Mapping[str, str]) -> NoticeSource | None:
-    """The source that the environment of this agent names; None where it names none."""
+    """The source that the environment of this agent names, if any."""
     name = environ.get(SOURCE_VARIABLE, "")
     if not name:
         return None

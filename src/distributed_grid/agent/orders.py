@@ -1,7 +1,7 @@
 """Execution of the control plane's orders to start, stop and pause attempts.
 
 - An order with a fence older than a known one changes nothing.
-- A start that fails, that counts on a lost hold or offer, or that comes while the machine shuts down, is refused, and
+- A start that fails, that relies on a lost hold or offer, or that comes while the machine shuts down, is refused, and
   the refusal is final.
 - A start has a time to execute the command, on this machine's clock since boot. Heartbeats that name an attempt whose
   files are being fetched, and that are answered, extend it.
@@ -84,10 +84,10 @@ class Yielding(Protocol):
     def generation(self) -> int:
         """Grows whenever an offer is withdrawn."""
 
-    def displace(self, attempt_id: str, why: str) -> int:
+    def displace(self, attempt_id: str, reason: str) -> int:
         """Notify an attempt that has to make room for another; its time in milliseconds."""
 
-    def pause_for_node(self, attempt_id: str, fence: int, why: str) -> None:
+    def pause_for_node(self, attempt_id: str, fence: int, reason: str) -> None:
         """Pause an attempt for its node, for a while; the control plane repeats it as long as the pause is to last."""
 
     def resume(self, attempt_id: str) -> None:
@@ -116,7 +116,7 @@ class FailedStart(GridError):
 
 
 class Preparation(Generic[Task]):
-    """An attempt whose files are being fetched, and until when it has to start; `listed_beat` is the first heartbeat
+    """An attempt whose files are being fetched, and the deadline of its start; `listed_beat` is the first heartbeat
     that has named it."""
 
     def __init__(self, order: StartAttemptOrder) -> None:

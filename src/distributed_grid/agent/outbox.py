@@ -52,7 +52,22 @@ class Outbox:
     def started(self, attempt_id: str, fence: int, pid: int, cores: tuple[int, ...] = (), pid_start: int = 0) -> None:
         """Report shortly that an attempt's command runs."""
         launched = self._launched[attempt_id] = _Launched(fence, pid, cores, pid_start)
-        self._call_later(SHORT_MS, lambda: self._report_started(attempt_id, launched))
+
+        def report() -> None:
+            if self._launched.get(attempt_id) is launched:
+                del self._launched[attempt_id]
+                self._post(
+                    AttemptStartedReport(
+                        seq=next(self._numbers),
+                        lease_id=attempt_id,
+                        fence=fence,
+                        pid=pid,
+                        cores=cores,
+                        pid_start=pid_start,
+                    )
+                )
+
+        self._call_later(SHORT_MS, report)
 
     def ended(
         self,
@@ -155,17 +170,6 @@ class Outbox:
     def stop(self) -> None:
         """Drop unsent starts. Safe twice."""
         self._launched.clear()
-
-    def _report_started(self, attempt_id: str, launched: _Launched) -> None:
-        if self._launched.get(attempt_id) is launched:
-            del self._launched[attempt_id]
-            seq, pid_start = next(self._numbers), launched.pid_start
-            fence, pid, cores = launched.fence, launched.pid, launched.cores
-            self._post(
-                AttemptStartedReport(
-                    seq=seq, lease_id=attempt_id, fence=fence, pid=pid, cores=cores, pid_start=pid_start
-                )
-            )
 
     def _send_if_unacknowledged(self, seq: int) -> None:
         if seq in self._unacknowledged:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 from distributed_grid.cli.command_line import FloatRange, Option, WordChoice
 from distributed_grid.client.job_payload import caller_node
+from distributed_grid.client.placement_arguments import parse_deadline
 from distributed_grid.errors import BadInput
 
 PRIORITIES = ("low", "normal", "medium", "high", "critical", "urgent")
@@ -115,19 +115,6 @@ def placement_fields(options: dict[str, Any]) -> dict[str, Any]:
         "anti_affinity": list(options["apart_from"]),
         "group": options["group"],
         "expects_seconds": options["expects"],
-        "deadline": _moment(options["deadline"]) if options["deadline"] else 0.0,
+        "deadline": parse_deadline(options["deadline"], "--deadline needs") if options["deadline"] else 0.0,
         "origin": caller_node(),
     }
-
-
-def _moment(word: str) -> float:
-    """The moment that a deadline means, in seconds since 1970; without a time zone it is the local one."""
-    from datetime import datetime
-
-    try:
-        moment = time.time() + float(word) if word.startswith("+") else datetime.fromisoformat(word).timestamp()
-    except (ValueError, OverflowError):
-        raise BadInput(f"--deadline needs +SECONDS or a time such as 2026-05-01T18:00, not {word!r}") from None
-    if not math.isfinite(moment) or moment <= time.time():
-        raise BadInput(f"the deadline {word} is over already")
-    return moment

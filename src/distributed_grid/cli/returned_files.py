@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distributed_grid.cli.output import echo, format_size, printable
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.conversation import required
-from distributed_grid.client.job_payload import NONE, FetchTotals, FileDownload
+from distributed_grid.client.job_payload import FetchTotals, FileDownload
 from distributed_grid.errors import Unreachable
 
 if TYPE_CHECKING:
@@ -19,23 +19,6 @@ if TYPE_CHECKING:
 MAX_LINES = 10
 DELAY_SECONDS = 10.0  # wait for a delivery that has a problem, before it is left to the control plane
 POLL_SECONDS = 2.0
-
-
-def fetch_fields(options: dict[str, Any], directory: str) -> dict[str, Any]:
-    """The fields of a submission about the files that come back when the job has ended; `directory` is where the
-    command was typed."""
-    if not options["fetch"]:
-        return {}
-    workdir = options.get("workdir")
-    target = os.path.abspath(workdir) if workdir and workdir != NONE else directory
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return {
-        "fetch": list(options["fetch"]),
-        "fetch_to": target,
-        "overwrite": options["overwrite"],
-        "umask": mask,
-    }
 
 
 def fetch_files(

@@ -9,21 +9,16 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from distributed_grid.cli.commands.run import JobFollower, current_directory, detach_job, parse_variables
+from distributed_grid.cli.commands.run import JobFollower, detach_job, parse_variables, upload_for
 from distributed_grid.cli.local_start import exec_here, is_advised_elsewhere, reason_to_stay
 from distributed_grid.cli.output import echo, printable
-from distributed_grid.cli.returned_files import fetch_fields, show_delivery
+from distributed_grid.cli.returned_files import show_delivery
 from distributed_grid.cli.session import CliSession
 from distributed_grid.cli.signals import HangupWatch, handled_signals, raise_keyboard_interrupt
 from distributed_grid.cli.standard_streams import HungUp, OutputFailed
 from distributed_grid.client.client import Client
-from distributed_grid.client.job_payload import (
-    caller_environment,
-    caller_node,
-    check_command,
-    check_ship,
-    upload_workdir,
-)
+from distributed_grid.client.job_payload import caller_node, check_ship
+from distributed_grid.client.job_requests import JobRequest, command_fields, current_directory
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut, Unreachable
 
 if TYPE_CHECKING:
@@ -106,34 +101,21 @@ class WrappedRun:
     def _prepare(self, client: Client, node: str) -> SubmitJobFields | None:
         """The submission, with the working directory uploaded; None where it cannot be shipped."""
         try:
-            env = caller_environment(self._variables)
-            check_command(self._command, env, self._variables)
-            cwd, welcome = current_directory(), client.greet()
-            upload = upload_workdir(
-                None,
-                self._session.state_dir,
-                nodes=welcome.get("nodes", ()),
-                far=welcome.get("far_nodes", ()),
-                require=(node,),
+            command = command_fields(
+                self._command,
+                self._variables,
+                job_id="",
+                directory=current_directory(),
+                isolated=False,
                 ship=self._ship,
+                fetch=self._patterns,
+                overwrite=self._overwrite,
             )
+            command |= {"request_id": self._request_id, "require": [node], "wait_seconds": 0.0, "origin": caller_node()}
+            fields = upload_for(self._session, client, JobRequest(command, ship=self._ship))
         except GridError as problem:
             _say_it_starts_here(str(problem))
             return None
-        for note in upload.notes:
-            echo(f"grid: {printable(note)}", err=True)
-        fields = {
-            "request_id": self._request_id,
-            "argv": self._command,
-            "env": env,
-            "given": list(self._variables),
-            "cwd": cwd,
-            "workdir": upload.workdir,
-            "require": [node],
-            "wait_seconds": 0.0,
-            "origin": caller_node(),
-            **fetch_fields({"fetch": self._patterns, "overwrite": self._overwrite}, cwd),
-        }
         return cast("SubmitJobFields", fields)
 
     def _submit(self, client: Client, fields: SubmitJobFields) -> JobRow | None:

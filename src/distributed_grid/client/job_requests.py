@@ -7,7 +7,6 @@ msgspec and no asyncio here, so that a program starts fast.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -216,6 +215,8 @@ def argv_of(command: Command, *, shell: bool) -> list[str]:
     if isinstance(command, str):
         if shell:
             return ["/bin/sh", "-c", command]
+        import shlex  # the command line has words
+
         try:
             words = shlex.split(command)
         except ValueError as error:

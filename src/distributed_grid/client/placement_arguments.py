@@ -69,7 +69,7 @@ def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) ->
         "anti_affinity": _names(placing.get("anti_affinity", ()), "anti_affinity"),
         "group": placing.get("group", ""),
         "expects_seconds": positive_seconds(expects, "an expected time") if expects is not None else 0.0,
-        "deadline": _moment(deadline) if deadline is not None else 0.0,
+        "deadline": parse_deadline(deadline) if deadline is not None else 0.0,
         "origin": caller_node(),
     }
 
@@ -104,7 +104,8 @@ def positive_seconds(span: Span, noun: str) -> float:
     return seconds
 
 
-def _moment(moment: Moment) -> float:
+def parse_deadline(moment: Moment, needs: str = "a deadline is") -> float:
+    """A moment in seconds since 1970; BadInput for one that is over, and for a text that is none."""
     from datetime import datetime, timedelta  # most requests have no deadline
 
     try:
@@ -117,7 +118,7 @@ def _moment(moment: Moment) -> float:
         else:
             wall_seconds = float(moment) + (time.time() if isinstance(moment, str) else 0.0)
     except (ValueError, OverflowError):
-        raise BadInput(f"a deadline is +SECONDS or a time such as 2026-05-01T18:00, not {moment!r}") from None
+        raise BadInput(f"{needs} +SECONDS or a time such as 2026-05-01T18:00, not {moment!r}") from None
     if not time.time() < wall_seconds < math.inf:
         raise BadInput(f"the deadline {moment} is over already")
     return wall_seconds

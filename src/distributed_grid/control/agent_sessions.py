@@ -307,7 +307,7 @@ class AgentSessions:
                 await self._grid.handle_with_retry(
                     NodeDeclared(self._registry.described(node, message.capacity.value()))
                 )
-            if message.epoch > epoch:  # restored from a backup: its fences begin above what this agent has seen of us
+            if message.epoch > epoch:  # restored from a backup: fences begin above those that this agent has seen
                 await self._grid.handle_with_retry(EpochReported(message.node, message.epoch))
             epoch = await self._grid.read(lambda ledger, now: epoch_on(ledger, message.node))
             if self._memory is not None:
@@ -413,7 +413,7 @@ class AgentSessions:
                 if described.capacity != node.capacity:
                     await self._grid.handle(NodeDeclared(replace(node, capacity=described.capacity)))
             if message.end is not None and message.node in self._grid.ledger.workers:
-                end = message.end  # before the reports behind it: what they free must not be used there again
+                end = message.end  # before the reports behind it: resources that they free must not be used there
                 await self._grid.handle(
                     WorkerEndAnnounced(message.node, end.why, end.ends_in_ms, withdrawn=end.withdrawn)
                 )
@@ -482,16 +482,16 @@ class AgentSessions:
         await self._grid.handle_with_retry(listed)
 
     async def _reject(self, reason: str, via: AgentSide) -> None:
-        await self.record_rejection(reason, via)  # before its connection is closed, and what is under way on it ends
+        await self.record_rejection(reason, via)  # before its connection, and the messages on it, end
         via.send(RejectAgent(reason))
 
     async def record_rejection(self, reason: str, via: AgentSide) -> None:
         """Record the rejection of an agent, as the reason why its node is not alive."""
-        log.warning("the agent of %s is turned away: %s", ", ".join(via.nodes), reason)
+        log.warning("the agent of %s is rejected: %s", ", ".join(via.nodes), reason)
         try:
             await self._grid.handle_all(AgentRejected(name, reason) for name in via.nodes)
-        except GridError as failure:  # it comes again
-            log.warning("that was not recorded: %s", failure)
+        except GridError as failure:  # the agent connects again
+            log.warning("the rejection was not recorded: %s", failure)
 
     def _send_welcome(self, hello: AgentHello, node: Node, epoch: int, via: AgentSide) -> None:
         """Let this agent serve its node. Another one is not answered from now on: its attempts end with its hold."""

@@ -82,7 +82,7 @@ class AgentGateway:
         self.sessions.on_move_report = on_move_report
 
     async def stop(self) -> None:
-        """Stop taking reports in; the agents keep what was not acknowledged. Safe to call twice."""
+        """Stop taking reports in; the agents keep the unacknowledged ones. Safe to call twice."""
         self._is_running = False
         questions = (task for asked in self._questions.values() for task in asked)
         tasks = [*self._intakes.values(), *questions, *self._rejections.values()]

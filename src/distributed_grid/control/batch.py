@@ -171,7 +171,7 @@ class BatchSettler:
         return changes
 
     def recall(self, event: Cause) -> Answer:
-        """The outcome of a request that is over already, when it is repeated. Raises Conflict."""
+        """The outcome of an ended request that is repeated. Raises Conflict."""
         match event:
             case BlockAsked(id=block_id) if block_id not in self.ledger.blocks:
                 first = copy_id(block_id, 1)  # its copies would have the ids of leases that have ended

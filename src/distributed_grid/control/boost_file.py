@@ -41,7 +41,7 @@ Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 
 
 class Corrupted(GridError):
-    """The file is there, and is not what the grid writes."""
+    """The file has other content than the grid writes."""
 
 
 class StoredShare(Struct, frozen=True):

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 def stopwatch() -> Callable[[], bool]:
-    """Whether a slice that begins now is over."""
+    """True once the slice that begins now has ended."""
     until = time.monotonic() + SLICE_SECONDS
     return lambda: time.monotonic() > until
 
@@ -64,7 +64,7 @@ class LoopSlices:
 
     @contextlib.asynccontextmanager
     async def next(self) -> AsyncIterator[Callable[[], bool]]:
-        """The next slice; gives whether it is over. Nothing may be awaited in it."""
+        """The next slice, with the test for its end. Nothing may be awaited in it."""
         async with self._turn:
             yield stopwatch()
             await asyncio.sleep(0)
@@ -354,7 +354,7 @@ class Grid:
             await self._discard(entries, failure)
             return
         self._perform(batch.now, batch.changes)
-        # those who wait for one of the jobs that ended last ask for it now
+        # watchers of these jobs ask for their rows now
         for row in batch.changes:
             if isinstance(row, Job) and row.is_over:
                 for name in (row.uid, row.id):
@@ -492,7 +492,7 @@ class Grid:
                 due = self.ledger.next_due_ms()
                 left = TICK_SECONDS if due is None else (due - self._clock.now_ms()) / 1000
                 wait = min(max(left, 0.005), TICK_SECONDS)
-            except Exception as failure:  # the outermost loop: time goes on, and hurries no store that fails
+            except Exception as failure:  # the outermost loop: the next tick comes, no sooner while the store fails
                 log.exception("a tick failed")
                 if isinstance(failure, StoreRefused):
                     self._doubt_store()

@@ -48,7 +48,7 @@ class Reconciler:
         self._rounds = start_restarted(partial(self.run, reconcile, seconds), name)
 
     async def run(self, reconcile: Callable[[], Awaitable[None]], seconds: float) -> None:
-        """Call `reconcile` now, after `wake` and after so many seconds, until cancelled; that ends all work, too."""
+        """Call `reconcile` now, after `wake` and every `seconds`, until cancelled; that ends all work, too."""
         self._is_running = True
         try:
             while True:

@@ -52,7 +52,7 @@ class ErrorAnswer(TypedDict):
 
 
 class ResourceStatus(TypedDict):
-    """What `ResourceSharingManager.get_resource_status` returns."""
+    """Answer of `ResourceSharingManager.get_resource_status`."""
 
     enabled: bool
     mode: str
@@ -63,7 +63,7 @@ class ResourceStatus(TypedDict):
 
 
 class SchedulingStatus(SchedulingFigures):
-    """What `IntelligentScheduler.get_scheduling_status` returns: the figures, and what is going on."""
+    """Answer of `IntelligentScheduler.get_scheduling_status`: figures, allocations and running jobs."""
 
     strategy: str
     open_nodes: list[str]
@@ -73,7 +73,7 @@ class SchedulingStatus(SchedulingFigures):
 
 
 class ClusterStatus(TypedDict):
-    """What `ResourceSharingOrchestrator.get_cluster_status` returns."""
+    """Answer of `ResourceSharingOrchestrator.get_cluster_status`."""
 
     name: str
     enabled: bool

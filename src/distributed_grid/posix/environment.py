@@ -6,6 +6,7 @@ list of processes, and no child has them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -69,7 +70,16 @@ def holds_home(directory: str | os.PathLike[str]) -> bool:
         status = os.stat(directory)
     except OSError:
         return False
-    return any(_is_at_or_above(status, home) for home in home_directories())
+    for home in home_directories():
+        folder, above = home, os.path.dirname(home)
+        while True:
+            with contextlib.suppress(OSError):  # a home that does not exist: its parents may
+                if os.path.samestat(os.stat(folder), status):
+                    return True
+            if above == folder:
+                break
+            folder, above = above, os.path.dirname(above)
+    return False
 
 
 def home_directories() -> tuple[str, ...]:
@@ -80,16 +90,3 @@ def home_directories() -> tuple[str, ...]:
     except KeyError:  # a user that the database does not have
         pass
     return tuple(dict.fromkeys(os.path.realpath(home) for home in named if os.path.isabs(home)))
-
-
-def _is_at_or_above(directory: os.stat_result, home: str) -> bool:
-    while True:
-        try:
-            if os.path.samestat(os.stat(home), directory):
-                return True
-        except OSError:  # a home that does not exist: its parents may
-            pass
-        above = os.path.dirname(home)
-        if above == home:
-            return False
-        home = above

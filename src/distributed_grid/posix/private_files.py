@@ -162,23 +162,16 @@ def distrust_of(path: str) -> str | None:
     try:
         for place, name in ((folder, "its folder"), (path, "it")):
             for status in (os.lstat(place), os.stat(place)):
-                reason = _distrust(status, name)
-                if reason is not None:
-                    return reason
+                if status.st_uid not in (0, os.geteuid()):
+                    return f"{name} belongs to uid {status.st_uid}, not to you"
+                if stat.S_ISLNK(status.st_mode):  # its mode means nothing
+                    continue
+                if status.st_mode & stat.S_IWOTH:
+                    return f"everybody may write to {name}"
+                if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid):
+                    return f"the group {status.st_gid} may write to {name}"
     except OSError as failure:
         return f"it cannot be examined: {failure.strerror}"
-    return None
-
-
-def _distrust(status: os.stat_result, name: str) -> str | None:
-    if status.st_uid not in (0, os.geteuid()):
-        return f"{name} belongs to uid {status.st_uid}, not to you"
-    if stat.S_ISLNK(status.st_mode):  # its mode means nothing
-        return None
-    if status.st_mode & stat.S_IWOTH:
-        return f"everybody may write to {name}"
-    if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid):
-        return f"the group {status.st_gid} may write to {name}"
     return None
 
 

@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--config")
     parser.add_argument("--explicit", action="store_true", help="the user named this config")
     parser.add_argument("--report", type=int, help="descriptor for the startup report")
-    parser.add_argument("--variables", type=int, help="descriptor of a file with what the config needs of a shell")
+    parser.add_argument("--variables", type=int, help="descriptor of a file with the shell's variables for the config")
     parser.add_argument("--stay", action="store_true", help="do not exit when idle")
     parser.add_argument("--idle-seconds", type=float, default=900.0)
     options = parser.parse_args()
@@ -65,7 +65,7 @@ def main() -> int:
 def _quick_imports() -> Iterator[None]:
     """Import without collecting garbage, of which there is none, and with `IMPORT_VARIABLES` in the environment.
 
-    What is imported stays: the collector does not look at it later, either. What this process starts later does not
+    Imported modules stay: the collector does not visit them later, either. Processes that are started later do not
     inherit the variables.
     """
     given = dict(os.environ)

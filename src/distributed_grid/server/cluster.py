@@ -283,7 +283,7 @@ class ClusterService:
 
         async def is_drained(name: str) -> bool:
             if self._nodes[name].is_local:
-                return True  # it stays in the grid, with what it lends
+                return True  # it stays in the grid, with its leases
             try:
                 await self._ssh.run("inspect", self.target(name), say(name))
                 await self._drain(name, say(name), wait=not op.force)

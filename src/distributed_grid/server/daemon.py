@@ -161,7 +161,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def apply_log_settings(settings: Logging, *filters: logging.Filter) -> None:
-    """Log as the settings say from now on, what these filters let pass. Raises GridError where the file cannot be
+    """Log by these settings and filters from now on. Raises GridError if the file cannot be
     opened."""
     stream: IO[str] = sys.stderr
     if settings.file is not None:
@@ -405,7 +405,7 @@ class Daemon:
             self._attachment.start()
             await self._agents.settled()
             with contextlib.suppress(GridError):  # a full disk: the next tick tries it again
-                await self._grid.handle(TimePassed())  # leases whose term is over end before the first answer
+                await self._grid.handle(TimePassed())  # leases whose term has passed end before the first answer
             await self._listener.start(login_name())
             await self._workers.start()
             await self._autoscaler.start()

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from distributed_grid.control.grid import Grid, LoopSlices
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rows import Row, decode_row
+from distributed_grid.domain.rows import Row, decode_as
 from distributed_grid.errors import BadInput
 from distributed_grid.ports import EndedRow, NumberedRow
 
@@ -164,11 +164,7 @@ class HistoryList(Generic[R]):
 
     def decode(self, row: R | NumberedRow) -> R:
         """A row of a page, decoded where it comes from the store."""
-        if isinstance(row, NumberedRow):
-            decoded = decode_row(self._kind.kind, row.row.blob)
-            assert isinstance(decoded, self._kind)
-            return decoded
-        return row
+        return decode_as(self._kind, row.row.blob) if isinstance(row, NumberedRow) else row
 
     async def page(
         self,

@@ -27,11 +27,10 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.deliveries import Delivery, DeliveryEnd
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.moves import MOVE_PREFIX, Move
-from distributed_grid.domain.rows import decode_row
+from distributed_grid.domain.rows import decode_as, decode_row
 from distributed_grid.errors import GridError, ProtocolError, Refused, Unreachable
 from distributed_grid.ports import Store
 from distributed_grid.reactor.offloading.process_moves import JOB_PREFIX
-from distributed_grid.server.services.records import ended_job
 from distributed_grid.server.workers.output_collector import MAX_ATTEMPTS, Haul, OutputReader, attempts_on, copy_output
 
 MAX_JOBS = 10_000
@@ -275,7 +274,7 @@ class PurgeGuard:
 def unfetched_jobs(store: Store, node: str, max_jobs: int) -> tuple[list[Job], bool]:
     """Ended jobs of a node without a fetch, newest first; and False if the node has more ended jobs than `max_jobs`."""
     rows = store.ended(Job.kind, node=node, limit=max_jobs + 1)
-    jobs = [ended_job(row) for row in rows[:max_jobs]]
+    jobs = [decode_as(Job, row.blob) for row in rows[:max_jobs]]
     ran = [job for job in jobs if job.attempts and job.attempts[-1].started_at_ms]
     return [job for job in ran if not is_fetched(store, job)], len(rows) <= max_jobs
 

@@ -62,7 +62,7 @@ class ContentStore:
                     os.close(fd)
 
     def has(self, digest: str, size: int) -> bool:
-        """Whether this content is stored. Asking counts as a use."""
+        """True if this content is stored. Asking counts as a use."""
         path = self._path(digest)
         try:
             status = os.stat(path, follow_symlinks=False)
@@ -189,7 +189,7 @@ class HashingWriter:
         write_all(self._fd, data)
 
     def check(self, digest: str | None) -> str:
-        """The digest of what was written, once it is what was announced."""
+        """Digest of the written content, which must be the announced one."""
         if self._size is not None and self._written != self._size:
             raise ProtocolError(f"{self._label} ended after {self._written} of {self._size} bytes")
         actual = self._hash.hexdigest()
@@ -232,7 +232,7 @@ class ContentWriter:
             self._writer.write(data)
 
     def finish(self) -> str:
-        """Put it in place, and return its digest; a `ProtocolError` when it is not what was announced."""
+        """Put it in place, and return its digest; other content than announced is a `ProtocolError`."""
         digest = self._writer.check(self._digest)
         directory = self._store.root + "/" + digest[:2]
         with translate_os_errors(self._store.root, "write there"):
@@ -247,7 +247,7 @@ class ContentWriter:
         return digest
 
     def abort(self) -> None:
-        """Drop what was written. After `finish`, or a second time, this does nothing."""
+        """Drop the written content. After `finish`, or a second time, this does nothing."""
         if self._fd < 0:
             return
         with suppress(FileNotFoundError):

@@ -471,7 +471,7 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _digest(name: bytes, folder: int) -> str:
-    """The digest of a regular file; none of one that cannot be read, which so counts as changed."""
+    """The digest of a regular file; empty for one that cannot be read, which so counts as changed."""
     try:
         fd = open_regular(name, folder)
     except OSError:

@@ -67,7 +67,7 @@ class FilePatterns:
         return [number for number, pattern in enumerate(self._regexes) if pattern.fullmatch(raw)]
 
     def may_match_below(self, directory: bytes) -> bool:
-        """Whether anything below this directory may match."""
+        """True if anything below this directory may match."""
         names = directory.split(b"/")
         return any(
             len(names) < depth and prefix[: len(names)] == names[: len(prefix)]

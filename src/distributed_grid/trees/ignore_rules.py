@@ -110,7 +110,7 @@ class IgnoreMatcher(Struct, frozen=True):
     git: tuple[_Layer, ...] = ()
 
     def ignores(self, path: bytes, *, is_directory: bool) -> bool:
-        """Whether `path`, relative to the top of the tree, is ignored; its parents are not checked."""
+        """True if `path`, relative to the top of the tree, is ignored; its parents are not checked."""
         for layer in (*self.grid, *self.always, *self.git):
             verdict = layer.verdict(path, is_directory)
             if verdict is not None:

@@ -358,7 +358,7 @@ def _link_target(name: bytes, folder: int) -> bytes | None:
 
 
 def leads_outside(path: bytes, links: Mapping[bytes, bytes]) -> bool:
-    """Whether following the link at `path` goes above the root; `links` are all links of the tree, path to target.
+    """True if following the link at `path` goes above the root; `links` are all links of the tree, path to target.
 
     Links are followed as the kernel would: `a/b/c/up -> ../../../x` stays inside, and so, read by itself, does
     `a/b/c/out -> up/../..`; together they lead above the root. A cycle leads nowhere, and so not outside.

@@ -113,7 +113,7 @@ def _is_secret_entry(path: bytes, *, is_directory: bool) -> bool:
 
 
 def never_shipped_unasked(directory: str) -> str:
-    """Why a directory is shipped only where it is named, as the end of a sentence about it; empty where it may be."""
+    """Reason to ship a directory only if it is named, as the end of a sentence about it; empty if there is none."""
     real = os.path.realpath(directory)
     if holds_home(real):
         return "is a home directory or above one, which is never shipped unless it is named"
@@ -299,7 +299,7 @@ STARTUP_DIRECTORIES = frozenset(
 )
 _PROTECTED = REPOSITORIES | NEVER_SHIPPED | STARTUP_FILES | STARTUP_DIRECTORIES
 _SILENT = frozenset({b"__pycache__", b"node_modules", b".venv"})
-"""Names that ordinary programs make by themselves: they are left out without a word."""
+"""Names that ordinary programs make by themselves: they are left out without a note."""
 
 
 def is_protected(names: tuple[bytes, ...]) -> bool:

@@ -54,7 +54,7 @@ class FileCopier:
         self._in_kernel = True
 
     def copy(self, source: int, target: int, size: int) -> int:
-        """Fill the empty `target` with the `size` bytes of `source`; returns how many there really were."""
+        """Fill the empty `target` with the `size` bytes of `source`; returns the number of bytes copied."""
         if size <= SMALL_COPY_BYTES:
             return _copy_by_reading(source, target)
         if self._clones:
@@ -178,7 +178,7 @@ class _Materializer:
 
 
 def _has_content(entry: ManifestEntry, name: bytes, folder: int) -> bool:
-    """Whether the file is there already with the right content."""
+    """True if the file is there already with the right content."""
     try:
         fd = open_regular(name, folder)
     except IsADirectoryError:
@@ -250,7 +250,7 @@ class FileReceiver:
             current.writer.write(data)
 
     def finish(self, digest: str | None = None) -> None:
-        """Put the file in place; one that is not what was announced is a `ProtocolError`, and is dropped."""
+        """Put the file in place; one with other content than announced is a `ProtocolError`, and is dropped."""
         current = self._open_file()
         self._current = None
         try:

@@ -157,7 +157,7 @@ class AwsOfferCatalog:
         return self._subnets
 
     def _spot_prices(self) -> dict[tuple[str, str], float]:
-        """The current spot price by type and zone, as far as it is known."""
+        """The known current spot prices by type and zone."""
         try:
             answer = self._client.call(
                 "describe_spot_price_history",
@@ -165,7 +165,7 @@ class AwsOfferCatalog:
                 ProductDescriptions=["Linux/UNIX"],
                 StartTime=int(self._clock()),
             )
-        except GridError:  # only to leave out what would be refused anyway
+        except GridError:  # they only leave out offers that EC2 would refuse
             return {}
         latest: dict[tuple[str, str], tuple[object, float]] = {}
         for row in answer.get("SpotPriceHistory", ()):

@@ -238,7 +238,7 @@ def grid_error(failure: Exception, doing: str, offer: WorkerOffer | None = None)
             return NoCapacity(text, f"market:{offer.market} kind:{offer.worker_type}")
         if code in _THROTTLED or code.startswith("Throttl"):
             return Throttled(text)
-        if code in _CREDENTIALS:  # what AWS says then may repeat parts of the request
+        if code in _CREDENTIALS:  # the message of AWS may repeat parts of the request
             return Refused(f"AWS {doing}: {_CREDENTIALS[code]} ({code})")
         if code in _FAILED or status >= 500 or not 400 <= status < 500:
             return Unreachable(text)

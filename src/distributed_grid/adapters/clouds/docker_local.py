@@ -176,7 +176,7 @@ class DockerEngine:
             raise Refused(f"the container does not start: {_words(failure)}") from None
 
     def remove(self, container: str) -> None:
-        """Kill and remove a container with its volumes. Removing what is gone, or on its way, is not an error."""
+        """Kill and remove a container with its volumes. A missing container, or one being removed, is not an error."""
         import docker.errors
 
         try:

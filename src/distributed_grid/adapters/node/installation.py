@@ -50,7 +50,7 @@ _LEGACY_PLATFORMS = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 
 class Wheel(Struct, frozen=True):
-    """A wheel and what names its content."""
+    """A wheel with the digest of its content."""
 
     name: str
     data: bytes
@@ -313,9 +313,9 @@ async def stop(session: ScriptSession, say: Say) -> Result:
 
 
 async def purge(session: ScriptSession, say: Say) -> Result:
-    """Leave nothing of this grid on a node, and nothing of what only it used."""
+    """Remove this grid from a node, with everything that only this grid used."""
     facts, summary = await stop(session, say)
-    say("removing what was installed")
+    say("removing the installation")
     await session.ask("purge")
     return facts_of(facts, version=""), f"{summary}, removed"
 
@@ -334,7 +334,7 @@ def _entry(name: str, sha256: str, size: int, *, sent: bool) -> dict[str, Any]:
 
 
 class WheelFile(Struct, frozen=True):
-    """A wheel on the disk, and what names its content."""
+    """A wheel on the disk, with the digest of its content."""
 
     path: Path
     sha256: str
@@ -362,7 +362,7 @@ async def install_ray(session: ScriptSession, sources: InstallSources, say: Say)
 
 
 def own_ray_version() -> str:
-    """The version of Ray that this environment has; raises NodeOperationFailed with what to type where it has none."""
+    """Version of Ray in this environment; NodeOperationFailed with the command to type if it has none."""
     try:
         return metadata.version("ray")
     except metadata.PackageNotFoundError:
@@ -386,7 +386,7 @@ def gather_ray_wheels(facts: NodeFacts, cache: Path, environ: Mapping[str, str])
 
 
 def ray_requirements(facts: NodeFacts) -> list[str]:
-    """Ray with its dashboard, and what that stands on, as this environment has it and the node's Python asks for."""
+    """Ray with its dashboard and dependencies, from this environment and for the node's Python."""
     python = "{}.{}".format(*python_minor(facts))
     environment = {"python_version": python, "python_full_version": facts.python, "platform_machine": facts.machine}
     needed: dict[str, set[str]] = {}

@@ -48,7 +48,7 @@ class NodeFacts(Struct, frozen=True):
 
 
 class DropAgentLink(ChildCommand, frozen=True):
-    """Keep the link to a node no longer; its agent stays. Dropping what is not kept is harmless."""
+    """Drop the link to a node; its agent stays. Dropping an unknown link is harmless."""
 
     node: Name
 

@@ -249,7 +249,7 @@ class NodeWorker(Generic[Node, Connection]):
             link.retry_now()
 
     def drop_link(self, node: str, target: Node | None = None) -> None:
-        """Keep a link no longer, if it is to this very `target`. Dropping what is not kept is harmless."""
+        """Drop a link, if it is to exactly this `target`. Dropping an unknown link is harmless."""
         kept = self._links.get(node)
         if kept is not None and target in (None, kept[0]):
             self._links.pop(node)[2].cancel()

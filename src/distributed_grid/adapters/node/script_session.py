@@ -78,7 +78,7 @@ class ScriptSession(ABC):
                 if await self._write(encode_request(operation, self._grid, self._node, request)):
                     for blob in blobs:
                         if not await self._write(blob):
-                            break  # it has ended, and what it said last tells why
+                            break  # it has ended; its last line has the reason
                 while True:
                     answer = parse_answer(await self._read_line(), say)
                     if answer is not None:

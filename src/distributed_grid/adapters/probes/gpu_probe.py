@@ -128,7 +128,7 @@ class GpuProbe:
 
     @property
     def memory_by_pid(self) -> Mapping[int, int]:
-        """Bytes of each process on all devices at the last `sample`, as far as the driver shows them."""
+        """Bytes of each process on all devices at the last `sample`, if the driver shows them."""
         return self._held_by_pid
 
     def devices(self) -> tuple[Gpu, ...]:

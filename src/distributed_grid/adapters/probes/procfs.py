@@ -22,7 +22,7 @@ RAYLET_PROGRAM = "/ray/core/src/ray/raylet/raylet"  # where every installed Ray 
 
 
 class MemoryInfo(Struct, frozen=True):
-    """The machine's memory, regardless of control groups; `available` is what can be used without swapping."""
+    """The machine's memory, regardless of control groups; `available` bytes can be used without swapping."""
 
     total_bytes: int
     available_bytes: int
@@ -72,7 +72,7 @@ def read_kernel_file(file: Path) -> bytes:
 
 
 class Disk(Struct, frozen=True):
-    """A mounted disk; `free_bytes` is what an ordinary user may still write."""
+    """A mounted disk; an ordinary user may still write `free_bytes`."""
 
     mountpoint: str
     device: str

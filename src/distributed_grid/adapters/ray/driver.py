@@ -135,7 +135,7 @@ def connect(settings: messages.Connect) -> tuple[messages.Connected, Endpoint]:
             logging_level=logging.ERROR,
             ignore_reinit_error=True,
         )
-    except Exception as failure:  # Ray raises what it likes: each is one reason not to be connected
+    except Exception as failure:  # Ray raises many types: each is a reason not to be connected
         words = " ".join(str(failure).split())
         if re.search("authentication|unauthenticated|auth token", words, re.IGNORECASE):
             advice = "set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH and try again"
@@ -173,7 +173,7 @@ async def is_refused(endpoint: Endpoint, seconds: float) -> bool:
 
 
 def _usable_address(address: str, *, await_raylet: bool) -> tuple[str, ProbeResult]:
-    """The address by which this machine can speak to the cluster, and what probing it showed."""
+    """The address by which this machine can speak to the cluster, and the result of its probe."""
     if address == messages.AUTO:
         if not _runs_ray_node():
             raise RayConnectError(
@@ -256,7 +256,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         report(messages.RayRefused(f"Ray at {first.address} did not answer within {CONNECT_SECONDS:g} s"))
     except RayConnectError as refusal:
         report(messages.RayRefused(str(refusal), refusal.final))
-    except Exception as failure:  # Ray raises what it likes while it is being met
+    except Exception as failure:  # Ray raises many types here
         report(messages.RayRefused(f"Ray at {first.address} failed: {_one_line(failure)}"))
     else:
         report(replace(connected, session=seen.session))
@@ -301,7 +301,7 @@ class RayDriver:
             refusals = refusals + 1 if await is_refused(endpoint, WATCH_SECONDS) else 0
 
     def handle(self, command: messages.RayCommand) -> None:
-        """Begin what a command asks for."""
+        """Begin the work of a command."""
         match command:
             case messages.ReserveGroups():
                 self._begin(self._reserve(list(command.items), command.seconds))
@@ -362,7 +362,7 @@ class RayDriver:
             reference = getattr(self._actor, method).remote(*arguments)
             async with asyncio.timeout(seconds):
                 return await asyncio.wrap_future(reference.future())
-        except Exception as failure:  # Ray raises what it likes, errors of the actor included
+        except Exception as failure:  # Ray raises many types, errors of the actor included
             raise RayFailed(_one_line(failure)) from failure
 
     async def _reserve(self, items: list[messages.GroupSpec], seconds: float) -> None:
@@ -500,7 +500,7 @@ def _kill(actor: Any) -> None:
     ray: Any = importlib.import_module("ray")
     try:
         ray.kill(actor, no_restart=True)
-    except Exception as failure:  # Ray raises what it likes
+    except Exception as failure:  # Ray raises many types
         raise RayFailed(_one_line(failure)) from failure
 
 

@@ -147,7 +147,7 @@ class PlacementGroupFreed(Report, frozen=True):
 
 
 class RayNode(Struct, frozen=True, kw_only=True):
-    """A node of the cluster: Ray's names of it, its resources, and what others have not taken of them (CPU in
+    """A node of the cluster: Ray's names of it, its resources, and the part that others have not taken (CPU in
     thousandths, memory in bytes, GPUs in thousandths)."""
 
     id: Name

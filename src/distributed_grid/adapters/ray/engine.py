@@ -224,7 +224,7 @@ class RayEngine:
                 self._on_link(report)
 
     def _child_exited(self, problem: str) -> None:
-        """Nobody knows what became of the calls that were under way."""
+        """Fail the calls under way: their outcome is unknown."""
         if self.connected is not None:
             self.connected, self.problem = None, "its process ended; another one is started"
             self._lost.set()

@@ -126,7 +126,7 @@ class NodeActor:
         return True
 
     async def close(self, holder: str, number: int) -> str:
-        """End a stream; what its process wrote to standard error. Closing what is not there is harmless."""
+        """End a stream; the standard error of its process. Closing a missing stream is harmless."""
         self._check_holder(holder)
         _, target, process = self._streams.pop(number, (None, None, None))
         if target is not None:

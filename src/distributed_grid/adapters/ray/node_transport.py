@@ -109,7 +109,7 @@ class RayTransport(NodeTransport):
         return _ActorListener(self, serve)
 
     def call_soon(self, method: str, *given: Any) -> None:
-        """Call it, and do not wait: what does not arrive does no harm."""
+        """Call it without waiting: a lost call does no harm."""
 
         async def quietly() -> None:
             with contextlib.suppress(NodeOperationFailed):
@@ -197,7 +197,7 @@ async def call_actor(actor: Any, method: str, *given: Any, seconds: float = CALL
             return await asyncio.shield(answer)
     except TimeoutError:
         raise NodeOperationFailed(f"Ray did not answer within {seconds:g} s ({method})", final=False) from None
-    except Exception as failure:  # Ray raises what it likes: each is one reason to acquire the actor anew
+    except Exception as failure:  # Ray raises many types: each is a reason to acquire the actor anew
         raise NodeOperationFailed(f"its actor in Ray was lost: {_first_line(failure)}", final=False) from failure
 
 
@@ -215,7 +215,7 @@ async def _acquire(target: AttachedNode) -> RayTransport:
                 actor = await asyncio.to_thread(make_actor, target)
         except TimeoutError:
             raise NodeOperationFailed(f"Ray did not answer within {CALL_SECONDS:g} s", final=False) from None
-        except Exception as failure:  # Ray raises what it likes: the next try comes soon
+        except Exception as failure:  # Ray raises many types: the next try comes soon
             raise NodeOperationFailed(
                 f"its actor in Ray cannot be made: {_first_line(failure)}", final=False
             ) from failure
@@ -229,7 +229,7 @@ async def _acquire(target: AttachedNode) -> RayTransport:
 
 
 def make_actor(target: AttachedNode) -> Any:
-    """The actor of a node; the one that is there, else a new one that Ray starts again whenever it dies."""
+    """The actor of a node, made if there is none; Ray restarts it whenever it dies."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -248,7 +248,7 @@ def make_actor(target: AttachedNode) -> Any:
 
 
 def remove_actor(target: AttachedNode) -> None:
-    """End the actor of a node for good; one that is not there is not missed."""
+    """End the actor of a node for good; a missing one is not an error."""
     import ray
 
     with contextlib.suppress(ValueError, ray.exceptions.RayError):

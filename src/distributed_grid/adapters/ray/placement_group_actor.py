@@ -232,7 +232,7 @@ class PlacementGroupActor:
         groups = self._list_groups() if full else None
         marked, self._marked = self._marked, set()
         made = [(name, *entry) for name, entry in list(self._made.items()) if name.startswith(AUTOMATIC_PREFIX)]
-        client = self._ray._private.worker.global_worker.gcs_client  # noqa: SLF001 (nothing public tells it)
+        client = self._ray._private.worker.global_worker.gcs_client  # noqa: SLF001 (no public call has it)
         # a running task takes a thousandth of the resource that Ray calls a bundle
         return {
             "session": f"{self._ray.get_runtime_context().gcs_address}/{client.cluster_id.hex()}",
@@ -251,7 +251,7 @@ class PlacementGroupActor:
             self._marked.add(name)
 
     def _free_per_node(self) -> dict[str, Resources]:
-        state = self._ray._private.state  # noqa: SLF001 (what is public only tells the sum over all nodes)
+        state = self._ray._private.state  # noqa: SLF001 (the public calls have only the sum over all nodes)
         resources: dict[str, Resources] = state.available_resources_per_node()
         return resources
 
@@ -274,7 +274,7 @@ class PlacementGroupActor:
             return False
         return True
 
-    # ------------------------------------------------------------------ removing what nobody holds
+    # ------------------------------------------------------------------ removing groups without a holder
 
     def extend_hold(self, seconds: float, terms: dict[str, float]) -> list[str]:
         """Extend the hold of the groups: the grid is there. `terms` are the groups with an end of their own; those that

@@ -102,7 +102,7 @@ class PortForward(Struct, frozen=True):
 
 
 class ForwardPorts(ChildCommand, frozen=True):
-    """Forward these ports of this machine to those of a node, instead of what was forwarded there before."""
+    """Forward these ports of this machine to those of a node, in place of earlier ones."""
 
     target: SshTarget
     ports: Annotated[dict[Name, PortForward], Meta(max_length=MAX_PORTS)] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class RunRayDriver(ChildCommand, frozen=True):
 
 
 class PortsForwarded(Report, frozen=True):
-    """Which ports of this machine lead to those of a node now, by their names; none while the connection is down."""
+    """Ports of this machine that lead to those of a node, by name; none while the connection is down."""
 
     node: Name
     ports: Annotated[dict[Name, Port], Meta(max_length=MAX_PORTS)] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class SshProcess(LinkStates):
 
     def configure(self, auth_sock: str, environ: dict[str, str]) -> None:
         """From now on use this SSH agent, and these variables to fetch packages with; both stay in memory. Raises
-        Refused where they are beyond all bounds."""
+        Refused if they are beyond the bounds."""
         wheels = environ.get("GRID_WHEELS") or self._settings.wheels
         settings = Settings(auth_sock or self._settings.auth_sock, environ or self._settings.environ, wheels)
         encode_command(settings, COMMANDS)

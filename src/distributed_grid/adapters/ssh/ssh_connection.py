@@ -229,7 +229,7 @@ class KnownHosts:
             self.trusted = (*plain[:2], [*plain[2], *self.trusted[2]], *plain[3:])
 
     def algorithms(self) -> list[str]:
-        """The kinds of keys to ask the server for: those that are known first, but any, to see what has changed."""
+        """Kinds of keys to ask the server for: known ones first, then any other, so that a changed key is seen."""
         names = [name for key in self.trusted[0] for name in key.sig_algorithms]
         if not names:
             return []
@@ -291,7 +291,7 @@ OPEN_SECONDS = 15.0
 NO_PYTHON, NOT_THIS_PYTHON = 97, 98
 # The first line of the input is the interpreter that the config names (or nothing), the second those to look for.
 # No newline and no `!`, so that it passes every login shell unharmed. The script needs nothing that is installed there,
-# and what packages have the interpreter do at its start (-S) may take longer than all else.
+# and start-up code of packages (-S leaves it out) may take longer than everything else.
 COMMAND = (
     "exec /bin/sh -c '"
     "IFS= read -r wanted; IFS= read -r names; "

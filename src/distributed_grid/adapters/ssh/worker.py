@@ -50,7 +50,7 @@ class SshWorker:
         self._driver: tuple[messages.RunRayDriver, asyncio.Task[None]] | None = None
 
     def handle(self, command: messages.SshCommand) -> None:
-        """Begin what a command asks for."""
+        """Begin the work of a command."""
         match command:
             case messages.Settings():
                 self._sources.environ = command.environ or self._sources.environ

@@ -182,7 +182,7 @@ def _create(path: Path, migrations: Mapping[int, Migration]) -> None:
 
 
 def _inspect_header(path: Path, migrations: Mapping[int, Migration]) -> None:
-    """Refuse what the first 100 bytes show to be no database of ours, and truncated files."""
+    """Refuse a file whose first 100 bytes are no header of ours, and a truncated one."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise StoreRefused(f"{path}: is not a file; move it away")
     with path.open("rb") as file:
@@ -195,7 +195,7 @@ def _inspect_header(path: Path, migrations: Mapping[int, Migration]) -> None:
     _refuse_unknown_version(path, version, migrations)
     log = _with_suffix(path, "-wal")
     if log.exists() and log.stat().st_size:
-        return  # the log may hold what the file lacks: a checkpoint was interrupted
+        return  # the log may hold the missing part: a checkpoint was interrupted
     (page_bytes,) = struct.unpack_from(">H", header, 16)
     (pages,) = struct.unpack_from(">I", header, 28)
     if path.stat().st_size < pages * (65536 if page_bytes == 1 else page_bytes):
@@ -225,7 +225,7 @@ def _make_private_directory(directory: Path) -> None:
 
 
 def _make_private_file(path: Path) -> None:
-    """An empty file that nobody else can read, replacing what a crash left under that name."""
+    """An empty file that nobody else can read, in place of a remainder of a crash."""
     _remove_with_logs(path)
     handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     os.fchmod(handle, 0o600)

@@ -266,7 +266,7 @@ def select_events(db: sqlite3.Connection, filters: EventFilters, limit: int, *, 
 
 
 def select_begin_of_newest(db: sqlite3.Connection, filters: EventFilters, count: int) -> int:
-    """The number after which the newest so many events that match begin."""
+    """Number after which the newest `count` matching events begin."""
     seqs = sorted((seq for (seq,) in _matching_events(db, "seq", filters, count + 1, newest=True)), reverse=True)
     return seqs[count] if len(seqs) > count else filters.get("after_seq", 0)
 
@@ -316,7 +316,7 @@ def _select_folded(db: sqlite3.Connection, where: str, *values: Parameter) -> Fo
 
 
 def select_lent(db: sqlite3.Connection, *, since_ms: int, by_day: bool) -> list[LentRow]:
-    """What leases held since then, summed by SQLite, or in Python where 64 bits do not suffice."""
+    """Resource time of leases since then, summed by SQLite, or in Python where 64 bits do not suffice."""
     lent: LentTotals = {}
     first_day = -(-since_ms // DAY_MS)
     add_folded(

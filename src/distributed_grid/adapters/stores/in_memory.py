@@ -162,7 +162,7 @@ class InMemoryStore:
             return summary_rows(self._folded)
 
     def lent(self, *, since_ms: int, by_day: bool = False) -> list[LentRow]:
-        """What leases that ended since then held, from then on."""
+        """Resource time of the leases that ended since then, counted from then on."""
         lent: LentTotals = {}
         with self._lock:
             add_folded(lent, self._folded, since_ms=since_ms, by_day=by_day)

@@ -59,7 +59,7 @@ _TRANSIENT = {
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 LOW_SPACE_BYTES = 1 << 20
 MAX_IO_ERRORS, IO_ERROR_SECONDS = 10, 60.0
-"""So many I/O errors in a row, for so long, and the disk counts as broken."""
+"""Number and duration of I/O errors in a row after which the disk counts as broken."""
 
 
 @contextmanager
@@ -159,7 +159,7 @@ class SqliteStore:
         max_io_errors: int = MAX_IO_ERRORS,
         io_error_seconds: float = IO_ERROR_SECONDS,
     ) -> None:
-        """Open or create; `StoreRefused` says in one line what is wrong and what to do."""
+        """Open or create; `StoreRefused` has the problem and the remedy in one line."""
         self._path = path
         self._io_errors = IoErrorCount(path, max_io_errors, io_error_seconds)
         self._writing = threading.Lock()
@@ -305,7 +305,7 @@ class SqliteStore:
             return history_queries.select_summaries(db)
 
     def lent(self, *, since_ms: int, by_day: bool = False) -> list[LentRow]:
-        """What leases that ended since then held, from then on."""
+        """Resource time of the leases that ended since then, counted from then on."""
         with self._reader() as db, db:
             db.execute("BEGIN")  # rows being folded meanwhile are then seen once, never twice
             return history_queries.select_lent(db, since_ms=since_ms, by_day=by_day)

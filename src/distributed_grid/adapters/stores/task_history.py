@@ -23,11 +23,11 @@ from distributed_grid.prediction.task_runs import RunSummary, TaskRun
 VERSION = 1
 DAY_MS = 86_400_000
 KEPT_MS = 90 * DAY_MS
-"""A run is a row for so long."""
+"""Age at which the row of a run is folded."""
 MAX_ROWS = 2_000_000
-"""Beyond so many rows the oldest are folded early."""
+"""Number of rows beyond which the oldest are folded early."""
 MAX_TYPES = 50_000
-"""Beyond so many types those that ran longest ago are forgotten."""
+"""Number of types beyond which those that ran longest ago are forgotten."""
 FOLD_ROWS = 2_000
 """Rows that one step folds."""
 MAX_JOURNAL_BYTES = 16 << 20

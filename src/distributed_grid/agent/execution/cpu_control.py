@@ -115,7 +115,7 @@ class RunningTree(NamedTuple):
 
 
 class Throttler:
-    """Throttles all attempts of a host: to fewer cores, to a part of the time, or to a standstill."""
+    """Throttles all attempts of a host: to fewer cores, to a part of the time, or to a pause."""
 
     def __init__(self, host: AttemptHost) -> None:
         self._host = host
@@ -127,7 +127,8 @@ class Throttler:
     def throttle(self, cores: int | None, running_milli: int) -> None:
         """Use these cores only (None: those of each attempt), and each only for that part of the time."""
         self._mark(cores is not None or running_milli < FULL_SPEED_MILLI)
-        self._host.confine(None if cores is None else self._host.cores_by_use[: max(1, cores)])
+        affinity = self._host.affinity
+        affinity.confine(None if cores is None else affinity.cores_by_use[: max(1, cores)])
         self._running_milli = running_milli
         if running_milli < FULL_SPEED_MILLI and self._cycling is None:
             self._cycling = start_restarted(self._cycle, "throttling for the owner")
@@ -137,7 +138,7 @@ class Throttler:
             _signal(self._running(), signal.SIGCONT)
 
     def pause(self, spared: frozenset[str] = frozenset()) -> list[RunningTree]:
-        """Pause everything but `spared`; returns those that ran until now. Again: only what has started since."""
+        """Pause everything but `spared`; returns the trees that ran until now. A second call pauses only new ones."""
         self._mark(True)
         fresh = [tree for tree in self._running() if tree.attempt_id not in spared]
         for tree in fresh:

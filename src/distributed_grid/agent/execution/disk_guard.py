@@ -181,7 +181,7 @@ class MeasuredHost(Protocol):
 class Pauses(Protocol):
     """Pauses attempts for the sake of their node."""
 
-    def pause_for_node(self, attempt_id: str, fence: int, why: str) -> None:
+    def pause_for_node(self, attempt_id: str, fence: int, reason: str) -> None:
         """Pause an attempt for a while; the caller repeats it as long as the pause is to last."""
 
     def resume(self, attempt_id: str) -> None:

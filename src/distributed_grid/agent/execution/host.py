@@ -86,7 +86,7 @@ class AttemptHost:
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         grid_locks: Sequence[str | Path] = (),
     ) -> None:
-        self._root = str(root.absolute())
+        self.root = str(root.absolute())
         self._report = report
         self._count_cpu_time = count_cpu_time
         self._running: dict[str, RunningAttempt] = {}
@@ -95,13 +95,13 @@ class AttemptHost:
         self._syncs_ends = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._boot_id = boot_id()
-        self._hold = HoldDeadline(self._root)
-        self._affinity = CoreAffinity(self._root, self._running, real_cores)
-        own_locks = (f"{self._root}/{job_dir.HOST_LOCK}", f"{self._root}/{job_dir.WATCH_LOCK}")
+        self._hold = HoldDeadline(self.root)
+        self.affinity = CoreAffinity(self.root, self._running, real_cores)
+        own_locks = (f"{self.root}/{job_dir.HOST_LOCK}", f"{self.root}/{job_dir.WATCH_LOCK}")
         locks = (*own_locks, *map(str, grid_locks))
-        self._grid = process_tree.GridProcesses(locks, partial(job_dir.live_shim_locks, self._root))
+        self._grid = process_tree.GridProcesses(locks, partial(job_dir.live_shim_locks, self.root))
         self._spawner = SpawnerClient(
-            self._root, use_cgroups=use_cgroups, lock_timeout_s=lock_timeout_s, grid_locks=locks
+            self.root, use_cgroups=use_cgroups, lock_timeout_s=lock_timeout_s, grid_locks=locks
         )
         self._stopped = True
         self.machine = ""
@@ -112,15 +112,15 @@ class AttemptHost:
         """Lock the root, start the spawner, and report every attempt found. A second call does nothing."""
         if not self._stopped:
             return
-        job_dir.make_root(self._root)
+        job_dir.make_root(self.root)
         await self._spawner.lock_root()
         self._stopped = False
-        attempts, damaged = read_unacknowledged(self._root, self._grid)
+        attempts, damaged = read_unacknowledged(self.root, self._grid)
         self._hold.restore(find_hold_key(attempts) or os.urandom(16).hex())
-        self.machine = job_dir.machine_name(self._root, machine_id())
+        self.machine = job_dir.machine_name(self.root, machine_id())
         self._spawner.start()
         for attempt in attempts:
-            with JobDir(self._root, attempt.id) as job:
+            with JobDir(self.root, attempt.id) as job:
                 record = read_end(job)
                 if record is None and not job.is_locked() and not may_have_run(job):
                     job.remove(job_dir.LOCK)  # recorded but never started: the order comes again
@@ -138,11 +138,11 @@ class AttemptHost:
         for attempt_id in damaged:
             # Without a record an attempt is unknown: it is ended and not listed, so the control plane calls it lost.
             log.warning("the record of %s is damaged: its remains are killed", attempt_id)
-            with JobDir(self._root, attempt_id) as job:
-                await kill_damaged(job, self._root, self._grid)
+            with JobDir(self.root, attempt_id) as job:
+                await kill_damaged(job, self.root, self._grid)
             self._record_exit(attempt_id, Outcome(Ending.LOST, detail=DAMAGED))
             self.forget(attempt_id)
-        cpu_control.clear_throttled(self._root)
+        cpu_control.clear_throttled(self.root)
 
     async def stop(self) -> None:
         """Stop watching and unlock the root; attempts keep running. Safe twice."""
@@ -177,7 +177,7 @@ class AttemptHost:
                 raise StaleFence(f"{spec.attempt_id}: fence {spec.fence} is older than {known.fence}")
             if spec.fence > known.fence:
                 try:
-                    with JobDir(self._root, spec.attempt_id) as job:
+                    with JobDir(self.root, spec.attempt_id) as job:
                         job.write(job_dir.FENCE, {"fence": spec.fence, "nonce": job.nonce()})
                 except OSError as error:  # a full disk: the repeated order tells the next agent
                     log.warning("the fence of %s could not be recorded: %s", spec.attempt_id, error.strerror)
@@ -194,9 +194,9 @@ class AttemptHost:
         now = boot_ms()
         attempt = RunningAttempt(spec, spec.fence, now, self._grid)
         self._running[attempt.id] = attempt
-        self._affinity.rearrange()
+        self.affinity.rearrange()
         try:
-            with JobDir.make(self._root, attempt.id) as job:
+            with JobDir.make(self.root, attempt.id) as job:
                 if spec.hold_ms:
                     self._hold.begin(now, spec.hold_ms)
                 job.remove(job_dir.CORES)  # of an earlier order that came to nothing
@@ -242,7 +242,7 @@ class AttemptHost:
         the time decides.
         """
         try:
-            with JobDir(self._root, attempt.id) as job:
+            with JobDir(self.root, attempt.id) as job:
                 with contextlib.suppress(OSError):  # a full disk: the shim checks the time all the same
                     lock = job.take_lock()
                     if lock is not None:
@@ -297,7 +297,7 @@ class AttemptHost:
         shim = process_tree.read_process(started.shim.pid)
         if shim is not None and shim.start == started.shim.start:
             attempt.shim = shim._replace(waited_ticks=started.shim.waited_ticks)
-            self._affinity.on_started(attempt, attempt.started.cores, shim.pid)
+            self.affinity.on_started(attempt, attempt.started.cores, shim.pid)
         self._report(attempt.started)
         attempt.signal_stop(boot_ms())
 
@@ -305,7 +305,7 @@ class AttemptHost:
 
     def _watch_shim(self, attempt: RunningAttempt) -> bool:
         """Watch a shim of an earlier host; False when it is gone or has not started its command yet."""
-        with JobDir(self._root, attempt.id) as job:
+        with JobDir(self.root, attempt.id) as job:
             if not job.is_locked():
                 return False
             started = read_started(job)
@@ -322,13 +322,13 @@ class AttemptHost:
         attempt.watch_fd = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._on_shim_exit, attempt)
         self._on_started(attempt, started)
-        if cpu_control.is_marked_throttled(self._root):  # the last agent died while this gave way to the owner
-            self._affinity.pin(attempt, shim.pid)
+        if cpu_control.is_marked_throttled(self.root):  # the last agent died while this gave way to the owner
+            self.affinity.pin(attempt, shim.pid)
             process_tree.signal_all(process_tree.descendants(shim.pid, attempt.exempt), signal.SIGCONT)
         return True
 
     async def _wait_for_shim(self, attempt: RunningAttempt) -> None:
-        with contextlib.suppress(FileNotFoundError), JobDir(self._root, attempt.id) as job:
+        with contextlib.suppress(FileNotFoundError), JobDir(self.root, attempt.id) as job:
             while job.is_locked():
                 if self._watch_shim(attempt):
                     return
@@ -348,9 +348,9 @@ class AttemptHost:
         recorded before it is reported.
         """
         try:
-            job = JobDir(self._root, attempt.id)
+            job = JobDir(self.root, attempt.id)
         except (FileNotFoundError, NotADirectoryError):
-            await kill_without_record(attempt, self._root)
+            await kill_without_record(attempt, self.root)
             detail = "its directory was removed; nothing of it is left"
             self._finish(
                 attempt, attempt.stop.outcome if attempt.stop is not None else Outcome(Ending.LOST, detail=detail)
@@ -383,7 +383,7 @@ class AttemptHost:
     def _try_record_exit(self, attempt_id: str, outcome: Outcome) -> bool:
         """False without room on the disk; a missing directory needs no record."""
         try:
-            with JobDir(self._root, attempt_id) as job:
+            with JobDir(self.root, attempt_id) as job:
                 job.write_exit(msgspec.to_builtins(outcome))
         except (FileNotFoundError, NotADirectoryError):
             pass
@@ -406,7 +406,7 @@ class AttemptHost:
             attempt.unwatch()
             self._count_cpu_time(ended.node, outcome.cpu_ms)
             if attempt.cores:
-                self._affinity.rearrange()
+                self.affinity.rearrange()
             # Have the record of an end on the disk in a moment, unless the control plane has it in its store by then.
             self._unsynced.add(attempt.id)
             if not self._syncs_ends:
@@ -439,7 +439,7 @@ class AttemptHost:
     def _sync(self, attempt_ids: set[str]) -> None:
         for attempt_id in attempt_ids:
             try:
-                with JobDir(self._root, attempt_id) as job:
+                with JobDir(self.root, attempt_id) as job:
                     job.sync_end()
             except (FileNotFoundError, NotADirectoryError):  # its directory was removed: there is no reader
                 pass
@@ -485,7 +485,7 @@ class AttemptHost:
         if attempt.stop is None or attempt.stop.recorded:
             return False
         try:
-            with JobDir(self._root, attempt.id) as job:
+            with JobDir(self.root, attempt.id) as job:
                 job.write(job_dir.STOP, attempt.stop.content)
         except OSError as error:
             log.warning("the stop of %s could not be recorded yet: %s", attempt.id, error.strerror)
@@ -523,7 +523,7 @@ class AttemptHost:
             return
         spec, attempt.memory_recorded = attempt.spec, False
         try:
-            with JobDir(self._root, attempt.id) as job:
+            with JobDir(self.root, attempt.id) as job:
                 sizes = {"memory_bytes": spec.memory_bytes, "most_memory_bytes": spec.most_memory_bytes}
                 job.write(job_dir.MEMORY, {**sizes, "nonce": job.nonce()})
             attempt.memory_recorded = True
@@ -535,22 +535,14 @@ class AttemptHost:
     def extend_hold(self, until_boot_ms: int) -> None:
         self._hold.extend(until_boot_ms, in_use=bool(self._running))
 
-    def confine(self, cores: Sequence[int] | None) -> None:
-        """Keep everything on these cores, or (None) on its own again. Leases keep their cores."""
-        self._affinity.confine(cores)
-
     def forget(self, attempt_id: str) -> None:
         """Its end is acknowledged: do not report it unasked any more. The files stay. Safe twice."""
         if attempt_id not in self._running and job_dir.is_safe_name(attempt_id):
             self._ended.pop(attempt_id, None)
             self._unsynced.discard(attempt_id)
-            remove_file(f"{self._root}/{job_dir.LIVE}/{attempt_id}")
+            remove_file(f"{self.root}/{job_dir.LIVE}/{attempt_id}")
 
     # ------------------------------------------------------------------ state
-
-    @property
-    def root(self) -> str:
-        return self._root
 
     @property
     def spawner_pid(self) -> int:
@@ -567,14 +559,10 @@ class AttemptHost:
     def is_held(self) -> bool:
         return self._hold.lasts
 
-    @property
-    def cores_by_use(self) -> tuple[int, ...]:
-        return self._affinity.cores_by_use
-
     def work_dir(self, attempt_id: str) -> Path:
         """Working directory of an attempt, made if missing: it may be filled before the launch."""
         _check_name(attempt_id)
-        with JobDir.make(self._root, attempt_id) as job:
+        with JobDir.make(self.root, attempt_id) as job:
             return Path(job.path, job_dir.WORK)
 
     def running(self) -> tuple[str, ...]:
@@ -613,7 +601,7 @@ class AttemptHost:
     def _find_exit(self, attempt_id: str) -> AttemptExit | None:
         if attempt_id in self._ended or not job_dir.is_safe_name(attempt_id):
             return self._ended.get(attempt_id)
-        return read_exit(self._root, attempt_id)
+        return read_exit(self.root, attempt_id)
 
 
 def _check_name(attempt_id: str) -> None:

@@ -71,7 +71,7 @@ def start_command(
         if cores:
             os.sched_setaffinity(0, cores)
         path = find_command(spec["argv"], env)
-        if 0 < spec["start_by_boot_ms"] <= boot_ms():  # the last that can take its time is behind us
+        if 0 < spec["start_by_boot_ms"] <= boot_ms():  # no slow step comes after this
             raise LaunchFailed(START_EXPIRED, 126, node_fault=True)
         return os.posix_spawn(
             path,
@@ -100,7 +100,7 @@ RAY_BOOST_PATH = __file__.rsplit("/", 2)[0] + "/ray_boost"
 
 
 def attempt_environment(spec: dict[str, Any], work: str) -> dict[str, str]:
-    """The environment of the command: exactly what was passed, and the GRID_ and CUDA variables of every job."""
+    """The environment of the command: exactly the passed one, and the GRID_ and CUDA variables of every job."""
     given = {name: value for name, value in spec["env"].items() if name != "GRID_ROLE"}
     files = work.rpartition("/")[0]
     if "GRID_BOOST_GROUP" in given:
@@ -123,7 +123,7 @@ def attempt_environment(spec: dict[str, Any], work: str) -> dict[str, str]:
 
 
 def _ray_python(given: Mapping[str, str]) -> str:
-    """The interpreter with Ray, which a program in a Ray-backed boost has to find first; empty where it is to find its
+    """The interpreter with Ray, which a program in a Ray-backed boost must find first; empty if it must find its
     own: it was given a PATH, or its user's environment is active. Unnamed it is this agent's own, where that has Ray,
     as in a cluster that is attached."""
     if any(given.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX")):

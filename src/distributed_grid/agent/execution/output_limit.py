@@ -47,7 +47,7 @@ class OutputLimit:
         """When to check again, in boot milliseconds."""
 
     def check(self, now: int) -> str | None:
-        """Drop the oldest output above the limit; the reason to stop the command where that is impossible."""
+        """Drop the oldest output above the limit; the reason to stop the command if that is impossible."""
         overrun = None
         elapsed = max(now - self._checked_ms, 1) if self._checked_ms else 0
         pause = min(2 * elapsed or MIN_CHECK_MS, MAX_CHECK_MS)
@@ -97,7 +97,7 @@ class OutputLimit:
         return end - before
 
     def _record(self) -> None:
-        """Write how much is dropped; on a full disk that is done after the hole has made room."""
+        """Record the dropped bytes; on a full disk after the hole has made room."""
         try:
             self._job.write(DROPPED_OUTPUT, {name: file.dropped for name, file in self._files.items()})
         except OSError:

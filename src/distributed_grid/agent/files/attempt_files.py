@@ -69,10 +69,10 @@ class HeldDirectory(Protocol):
 
 
 class _Stream:
-    def __init__(self, order: wire.ReadFile, fd: int, at: int, credit: int) -> None:
+    def __init__(self, order: wire.ReadFile, fd: int, offset: int, credit: int) -> None:
         self.order = order
         self.fd = fd
-        self.at = at
+        self.at = offset
         self.is_begun = False
         self.credit = credit
         self.task: asyncio.Task[None] | None = None
@@ -165,7 +165,7 @@ class AttemptFileReader:
                 offset, data = await asyncio.to_thread(
                     read_at, self._root, order.lease_id, order.name, stream.fd, most, stream.at
                 )
-                if stream.is_begun and offset > stream.at:  # dropped meanwhile: the next reading begins behind the hole
+                if stream.is_begun and offset > stream.at:  # dropped meanwhile: the next read begins behind the hole
                     offset, data = stream.at, b""
             except (OSError, OverflowError) as failure:
                 data, problem = b"", wire.clipped(f"it cannot be read: {failure}")
@@ -263,7 +263,7 @@ def open_file(root: str, lease_id: str, name: bytes) -> int:
 
 
 def read_at(root: str, lease_id: str, name: bytes, fd: int, most: int, start: int) -> tuple[int, bytes]:
-    """Where, and what there is of an open file from an offset on. Output that was dropped is skipped: the hole is made
+    """Offset and content of an open file from `start` on. Dropped output is skipped: the hole is made
     after it is recorded, so the record is compared after the bytes are read."""
     while True:
         data = os.pread(fd, most, start)
@@ -285,7 +285,7 @@ def work_dir(root: str, lease_id: str) -> Path:
 
 
 def list_checkpoint(root: str, lease_id: str) -> TreeListing:
-    """Everything in the checkpoint directory of an attempt; `BadInput` where that is too much to be shipped."""
+    """The whole checkpoint directory of an attempt; `BadInput` if it is too large to be shipped."""
     folder = open_attempt_directory(root, lease_id, CHECKPOINT_DIR)
     try:
         return list_tree(folder, f"{root}/{lease_id}/{CHECKPOINT_DIR}")
@@ -294,11 +294,11 @@ def list_checkpoint(root: str, lease_id: str) -> TreeListing:
 
 
 def remove_expired(root: Path, *, age_ms: int, keep_ms: int = KEEP_MS) -> int:
-    """Remove what ended longer ago than it is kept, never what is alive or not acknowledged; returns how many.
+    """Remove attempts that ended longer ago than `keep_ms`, never live or unacknowledged ones; returns their number.
 
     `age_ms` is that of an `AgeClock`. When the end of an attempt is first seen its age is written beside it, and counts
-    from then on: times of files are those of a wall clock, which may have been wrong. Where it cannot be read, or is to
-    come, it is written anew.
+    from then on: times of files are those of a wall clock, which may have been wrong. An age that cannot be read, or is
+    in the future, is written anew.
     """
     removed = 0
     for control in list((root / CONTROL).iterdir()) if (root / CONTROL).is_dir() else []:
@@ -337,13 +337,12 @@ class StoredWorkDirs:
         self._stores = stores
 
     async def lay_out(self, digest: str, target: Path) -> None:
-        await asyncio.to_thread(self._lay_out, digest, target)
+        await asyncio.to_thread(
+            lambda: tree_writer.materialize(self._tree(digest), self._stores.holder(digest), target)
+        )
 
     async def read_tree(self, digest: str) -> manifest.Manifest:
         return await asyncio.to_thread(self._tree, digest)
-
-    def _lay_out(self, digest: str, target: Path) -> None:
-        tree_writer.materialize(self._tree(digest), self._stores.holder(digest), target)
 
     def _tree(self, digest: str) -> manifest.Manifest:
         with self._stores.holder(digest).open(digest) as file:

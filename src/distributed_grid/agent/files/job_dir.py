@@ -6,7 +6,7 @@ Below the root, mode 0700 (files 0600):
                               or variable of a job points into it
         .host.lock            held by the one `AttemptHost` of this root and by its spawner
         .watch.lock           held by the process that ends attempts whose shim is stopped at the end of their hold
-        .throttled            there while something here may be stopped or confined because the owner needs the machine
+        .throttled            exists while attempts may be stopped or confined because the owner needs the machine
         .hold                 the hold deadline of all attempts that have a hold; made with the root and then written
                               in place, which a full disk has room for
         .machine              a name for this root, made with it
@@ -16,18 +16,18 @@ Below the root, mode 0700 (files 0600):
             shim.lock         made before a shim gets it, locked while that shim lives. Holds the shim's boot id, pid
                               and start time, written first of all: without them nothing ever ran. Then, that the
                               command runs: its pid and start time, when, on which cores
-            exit.json         how it ended; written once
+            exit.json         its end; written once
             cores.json        the cores it was moved to, once it was
             fence.json        with the nonce: a fence newer than the one in spec.json, once one was seen
-            memory.json       with the nonce: the present size of its lease, and its limit then
+            memory.json       with the nonce: the present size of its lease, and its limit
             groups.json       control groups made for it, so that leftover ones can be found and removed
             stop.json         the request to stop it: ending, detail, when to kill
-            output.json       how many bytes at the head of stdout and stderr were dropped, once some were
+            output.json       bytes dropped at the head of stdout and stderr, once some were
             home              it ran on another machine, and its files were brought here
             age               the age of this machine when its end was first seen; it is removed a month later
             output_home       it ran on another machine, and its output was brought here, but not its files
     <attempt id>/             the job's: nothing in it is trusted
-        notice                it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
+        notice                reason and time of a coming stop. The command knows the path as $GRID_NOTICE
         checkpoint            written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
         stdout, stderr        output of the command
         work/                 the command's own: $GRID_JOB_DIR
@@ -270,7 +270,7 @@ class JobDir:
         return None
 
     def is_locked(self) -> bool:
-        """Whether the shim is alive."""
+        """True if the shim is alive."""
         try:
             fd = self.open(LOCK, os.O_RDWR)
         except OSError as error:
@@ -302,7 +302,7 @@ def open_attempt_directory(root: str, attempt_id: str, name: str) -> int:
 
 
 def has_checkpoint(root: str, attempt_id: str) -> bool:
-    """Whether an attempt may have left something in its checkpoint directory: it is not known to be empty."""
+    """True unless the checkpoint directory of an attempt is known to be empty."""
     try:
         folder = open_attempt_directory(root, attempt_id, CHECKPOINT_DIR)
     except (OSError, ValueError):

@@ -68,7 +68,7 @@ class HoldDeadline:
             log.warning("the hold could not be renewed: %s", error.strerror)
 
 
-def give_notice(root: str, attempt_id: str, why: str, in_ms: int) -> int:
+def give_notice(root: str, attempt_id: str, reason: str, in_ms: int) -> int:
     """Warn an attempt of its stop; returns its time in milliseconds. A second notice adds no time, and
     takes none away, even if the wall clock was set since the first."""
     now, boot_now = time.time(), boot_ms()
@@ -78,7 +78,7 @@ def give_notice(root: str, attempt_id: str, why: str, in_ms: int) -> int:
             before = job_dir.parse_json(read_regular(job_dir.NOTICE, folder, job_dir.MAX_FILE_BYTES))
             if isinstance(before, dict) and isinstance(before.get(BOOT_DEADLINE), int):
                 in_ms = min(in_ms, max(before[BOOT_DEADLINE] - boot_now, 0))
-            notice = {"reason": why, "deadline": round(now + in_ms / 1000, 3), BOOT_DEADLINE: boot_now + in_ms}
+            notice = {"reason": reason, "deadline": round(now + in_ms / 1000, 3), BOOT_DEADLINE: boot_now + in_ms}
             replace_file(job_dir.NOTICE, json.dumps(notice).encode(), folder)
         finally:
             os.close(folder)

@@ -2,8 +2,8 @@
 
 A claim of 2,500 millicores is two whole cores and half of a third; its cores are listed whole ones first. It has as
 many distinct cores as it asks for, or all there are. While everything fits, whole cores are exclusive and fractions
-share a core up to 1,000; otherwise the least loaded cores are shared. Nothing moves without need: allocating what is
-already allocated changes nothing.
+share a core up to 1,000; otherwise the least loaded cores are shared. No claim moves without need: a second allocation
+of the same claims changes nothing.
 """
 
 from __future__ import annotations

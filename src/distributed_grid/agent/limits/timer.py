@@ -53,11 +53,8 @@ def install_signal_handlers() -> None:
     Done once in the spawner and inherited: in a fresh fork it would cost a good part of a millisecond.
     """
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *IGNORED_BY_PYTHON}:
-        signal.signal(signum, _ignore if signum in HANDLED_SIGNALS else signal.SIG_DFL)
-
-
-def _ignore(signum: int, frame: object) -> None:
-    """The signal number arrives through the wake-up descriptor."""
+        # The number of a handled signal arrives through the wake-up descriptor.
+        signal.signal(signum, (lambda *_: None) if signum in HANDLED_SIGNALS else signal.SIG_DFL)
 
 
 class DeadlineTimer:
@@ -87,7 +84,7 @@ class DeadlineTimer:
                     os.read(fd, 8)
 
     def has_received(self, signum: int) -> bool:
-        """Whether that signal has come since the beginning; forgets every signal that has."""
+        """True if that signal has come since the beginning; forgets every signal that has."""
         with contextlib.suppress(BlockingIOError):
             self.received.update(os.read(self._woken, 512))
         came = signum in self.received

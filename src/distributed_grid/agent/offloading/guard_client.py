@@ -1,4 +1,4 @@
-"""Agent's end of a guard: starts it, gives it orders, hears what it records; whichever of the two dies.
+"""Agent's end of a guard: starts it, sends it orders, receives its records; either of the two may die.
 
 An order is sent again until it is answered, also to the guard that takes over. A guard that is gone without its standby
 is started anew: it finds everything in the journal.
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class GuardClient:
-    """The guard of one move; `on_record` hears every record, some of them more than once."""
+    """The guard of one move; `on_record` gets every record, some of them more than once."""
 
     def __init__(
         self, folder: Path, on_record: Callable[[GuardRecord], None], on_problem: Callable[[str], None]
@@ -49,8 +49,7 @@ class GuardClient:
         self._send_order()
 
     async def run(self) -> None:
-        """Serve until the guard has ended and the journal says that nothing is left to guard, or until it was told to
-        close."""
+        """Serve until the guard has ended and by the journal nothing is left to guard, or until an order to close."""
         pause = RECONNECT_SECONDS
         if await self._is_over():
             return
@@ -67,7 +66,7 @@ class GuardClient:
             pause = min(2 * pause, MAX_RECONNECT_SECONDS) if is_young else RECONNECT_SECONDS
 
     async def _converse(self) -> None:
-        """Connect, starting a guard where there is none, and pass on what it says until it ends."""
+        """Connect, starting a guard where there is none, and pass on its records until it ends."""
         try:
             connection = self._connect()
         except (FileNotFoundError, ConnectionRefusedError):
@@ -81,10 +80,10 @@ class GuardClient:
         try:
             first = await reader.readline()
             if first:
-                self._heard(first, is_greeting=True)
+                self._receive(first, is_greeting=True)
                 self._send_order()
             while line := await reader.readline():
-                self._heard(line)
+                self._receive(line)
         except (ValueError, ConnectionError):  # a line that is too long; or it was killed
             pass
         finally:
@@ -119,7 +118,7 @@ class GuardClient:
         )
         try:
             async with asyncio.timeout(START_SECONDS):
-                _, said = await process.communicate()
+                _, errors = await process.communicate()
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -128,7 +127,7 @@ class GuardClient:
         if process.returncode is not None and process.returncode < 0:
             raise OSError(f"killed by signal {-process.returncode}")
         if process.returncode not in (0, GUARDED_ALREADY):
-            last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
             log.warning("the guard in %s could not be started: %s", self._folder, last)
             self._on_problem(f"its guard could not be started: {last[:300]}")
             self._order = None
@@ -138,7 +137,7 @@ class GuardClient:
         if self._order is not None and self._writer is not None:
             self._writer.write(json.dumps(self._order).encode() + b"\n")
 
-    def _heard(self, line: bytes, *, is_greeting: bool = False) -> None:
+    def _receive(self, line: bytes, *, is_greeting: bool = False) -> None:
         record = decode_record(line)
         if not is_greeting:
             self._order = None
@@ -151,7 +150,7 @@ class GuardClient:
                 self._on_problem(problem)
 
     async def _is_over(self) -> bool:
-        """Whether nobody guards here any more and nobody has to. What the journal says last is heard once more."""
+        """True if there is no guard and none is needed. The last record of the journal is passed on once more."""
         try:
             _, records = await asyncio.to_thread(read_journal, self._folder)
         except (OSError, ValueError) as failure:
@@ -164,7 +163,7 @@ class GuardClient:
 
 
 def is_guarded(folder: Path) -> bool:
-    """Whether a guard or its standby is there."""
+    """True if there is a guard or its standby."""
     try:
         fd = open_regular(str(folder / LOCK), os.O_RDWR)
     except OSError:

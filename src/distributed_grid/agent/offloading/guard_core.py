@@ -4,17 +4,17 @@
        ↘        ↘         ↘         ↘
              thawed or gone, both final
 
-Its state is what is in its journal: `apply` is the only thing that changes it, and whoever takes over from a guard that
-was killed applies the same records. The driver performs actions in their order, and applies a record once it is
-written; if it cannot be written, the rest of the actions is dropped and `not_recorded` says what to do instead.
+Its state is the content of its journal: only `apply` changes it, and the successor of a guard that was killed applies
+the same records. The driver performs actions in their order, and applies a record once it is written; if it cannot be
+written, the rest of the actions is dropped and `not_recorded` returns others.
 
-- Thaw: a frozen tree goes on when the freeze lease ends, unless the decision is in the journal. So nothing that happens
-  to agent, control plane or network keeps it frozen for longer.
-- Check: the agent reads the frozen tree a second time. `checked` is recorded when it is as it was at the request; any
+- Thaw: a frozen tree is continued when the freeze lease ends, unless the decision is in the journal. So no failure of
+  agent, control plane or network keeps it frozen for longer.
+- Check: the agent reads the frozen tree a second time. `checked` is recorded if it is as it was at the request; any
   difference thaws the tree.
-- Decision: written only after `checked`, while the whole tree stands still and a margin of the lease is left. After it
+- Decision: written only after `checked`, while the whole tree is still and a margin of the lease is left. After it
   the tree is killed, never thawed, by this guard or by the next.
-- Once thawed, a move is over for its original: every later order to commit is refused.
+- A thaw is final for the original: every later order to commit is refused.
 """
 
 from __future__ import annotations
@@ -41,30 +41,25 @@ GUARD_TRANSITIONS: dict[MoveState, frozenset[MoveState]] = {
     MoveState.THAWED: frozenset(),
     MoveState.GONE: frozenset(),
 }
-"""From frozen to decided only in the journal of an earlier version: what it has decided holds."""
+"""From frozen to decided only in the journal of an earlier version: its decision holds."""
 Member = tuple[int, int]
 """A process of the tree: its pid and its start time, in clock ticks since boot."""
 
 
 class GuardRecord(NamedTuple):
-    """One line of the journal: the phase that begins, and when (milliseconds since boot).
-
-    `until_ms` is the end of the freeze lease. `members` are the processes of the tree, `spared` those of them that were
-    stopped before anybody froze them: whoever stopped them lets them go on. `frozen_ms` is how long the tree has stood
-    still.
-    """
+    """One line of the journal: the phase that begins, and its time (milliseconds since boot)."""
 
     step: MoveState
     at_ms: int
-    until_ms: int = 0
-    members: tuple[Member, ...] = ()
-    spared: tuple[Member, ...] = ()
+    until_ms: int = 0  # the end of the freeze lease
+    members: tuple[Member, ...] = ()  # the processes of the tree
+    spared: tuple[Member, ...] = ()  # those of them that were stopped before the freeze: a thaw leaves them stopped
     why: str = ""
-    frozen_ms: int = 0
+    frozen_ms: int = 0  # time that the tree was frozen
 
 
 class TreeView(NamedTuple):
-    """What is seen of the tree: whether the original lives, and whether every process of it stands still."""
+    """Observation of the tree: whether the original lives, and whether every process of it is stopped."""
 
     is_alive: bool
     is_still: bool = False
@@ -97,7 +92,7 @@ _UNRECORDED = "its journal cannot be written"
 
 
 class GuardCore:
-    """Decides what becomes of one original."""
+    """Decides about one original."""
 
     def __init__(self, records: tuple[GuardRecord, ...] = ()) -> None:
         self.phase = MoveState.OPENED
@@ -113,7 +108,7 @@ class GuardCore:
 
     @property
     def margin_ms(self) -> int:
-        """What must be left of the lease when the decision is written."""
+        """Part of the lease that must be left when the decision is written."""
         return min(self.lease_ms // 10, MAX_MARGIN_MS)
 
     def apply(self, record: GuardRecord) -> None:
@@ -184,7 +179,7 @@ class GuardCore:
         return [WriteRecord(GuardRecord(MoveState.FROZEN, now, self.until_ms, members, spared))]
 
     def not_stopped(self, now: int, why: str) -> list[GuardAction]:
-        """The tree cannot be frozen: what is stopped of it goes on."""
+        """Thaw a tree that cannot be frozen as a whole."""
         return self.thaw(now, why) if self.phase is MoveState.FREEZING else []
 
     def killed(self, now: int) -> list[GuardAction]:
@@ -206,9 +201,13 @@ class GuardCore:
         return []
 
     def resume(self, now: int, view: TreeView, *, same_boot: bool) -> list[GuardAction]:
-        """Take over from a guard that has ended, wherever it was: what it began is repeated or undone."""
+        """Take over from a guard that has ended in any phase: its unfinished actions are repeated or undone."""
         if not same_boot:
-            return self._resume_after_boot(now)
+            if self.is_final:
+                return []
+            if self.phase is MoveState.DECIDED:
+                return [WriteRecord(GuardRecord(MoveState.DEAD, now, why=ANOTHER_BOOT), durable=True)]
+            return [WriteRecord(GuardRecord(MoveState.GONE, now, why=ANOTHER_BOOT))]
         if self.phase in (MoveState.THAWED, MoveState.GONE):
             return [ContinueTree()] if self.until_ms else []
         if self.phase is MoveState.FREEZING and view.is_alive:
@@ -239,13 +238,6 @@ class GuardCore:
         if not view.is_still:
             return self.thaw(now, view.why or "somebody has continued it while it was frozen")
         return []
-
-    def _resume_after_boot(self, now: int) -> list[GuardAction]:
-        if self.is_final:
-            return []
-        if self.phase is MoveState.DECIDED:
-            return [WriteRecord(GuardRecord(MoveState.DEAD, now, why=ANOTHER_BOOT), durable=True)]
-        return [WriteRecord(GuardRecord(MoveState.GONE, now, why=ANOTHER_BOOT))]
 
     def _gone(self, now: int) -> list[GuardAction]:
         was_frozen = self.phase is not MoveState.OPENED

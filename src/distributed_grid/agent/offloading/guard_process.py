@@ -1,17 +1,16 @@
 """Guard process of a move: owns the freeze lease, the kill and the journal; independent of the agent.
 
 `python -m distributed_grid.agent.offloading.guard_process FOLDER`, started by `GuardClient` in the directory of a move
-whose journal has its first line. Standard library only. It leaves its parent, leads a session of its own, and has no
-descriptor of anybody else. The process that was started ends with 0 once the guard takes orders, and with 3 where there
-is one already.
+whose journal has its first line. Standard library only. It leaves its parent, leads a session of its own, and inherits
+no descriptor. The started process ends with 0 once the guard takes orders, and with 3 if there is one already.
 
-- Orders are lines on a Unix socket; every answer is a record of the journal, or a problem. Whoever connects is told the
+- Orders are lines on a Unix socket; every answer is a record of the journal, or a problem. A new connection gets the
   record that holds.
 - A standby, a child in a session of its own, waits for the guard's lock. The kernel gives it the lock the moment the
-  guard is gone, however that happened; it then reads the journal and goes on, with a new standby. It kills a guard that
-  does nothing: one that has let the lease pass, or has not ended a tree that it decided to end.
+  guard is gone, for any reason; it then reads the journal and continues, with a new standby. It kills a guard that does
+  nothing: one that has let the lease pass, or has not ended a tree that it decided to end.
 - The socket is inherited by the standby, so an agent that connects again is answered as soon as there is a guard.
-- Where the directory is removed, nobody can give orders or hear of anything: a tree that is not decided goes on.
+- If the directory is removed, no order and no record can arrive: a tree that is not decided is thawed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import select
 import signal
 import socket
 import sys
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from distributed_grid.agent.offloading.frozen_tree import FrozenTree, TreeNotFrozen
 from distributed_grid.agent.offloading.guard_core import (
@@ -75,40 +74,44 @@ class GuardProcess:
         self._standby = self._standby_pidfd = -1
         self._is_closed = False
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGTERM, _noted)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # its number arrives through the wake-up descriptor
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def serve(self) -> None:
         """Guard the original until it is dead, gone or thawed, and that is written."""
         try:
-            self._serve()
+            if not self._core.is_final:
+                self._start_standby()
+            with contextlib.suppress(TreeNotFrozen):  # the recorded members are enough to thaw it
+                if self._same_boot and not self._core.is_final:
+                    self._tree.observe()
+            self._perform(self._core.resume(boot_ms(), self._view(), same_boot=self._same_boot))
+            while not (self._core.is_final and self._unwritten is None) and not self._is_closed:
+                if not self._core.is_final and self._is_standby_gone():
+                    self._start_standby()
+                self._wait()
+                if os.fstat(self._folder).st_nlink == 0:
+                    self._perform(self._core.thaw(boot_ms(), "the directory of its move was removed"))
+                    self._is_closed = self._core.phase is not MoveState.DECIDED
+                self._perform(self._core.observe(boot_ms(), TreeView(self._tree.is_alive)))
+                # A record that found no room is written as soon as there is some.
+                if self._unwritten is not None:
+                    self._write(self._unwritten, durable=False)
+            # Nothing is left to guard: the standby must not begin.
+            if self._standby >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._standby_pidfd, signal.SIGKILL)
+                os.waitpid(self._standby, 0)
+                self._standby = -1
         except BaseException:
             if self._core.phase not in (MoveState.DECIDED, MoveState.DEAD):
-                self._tree.resume()  # whoever guards next sees that it goes on
+                self._tree.resume()  # the next guard sees that it was continued
             raise
-
-    def _serve(self) -> None:
-        if not self._core.is_final:
-            self._start_standby()
-        with contextlib.suppress(TreeNotFrozen):  # what it knows is enough to let it go on
-            if self._same_boot and not self._core.is_final:
-                self._tree.observe()
-        self._perform(self._core.resume(boot_ms(), self._view(), same_boot=self._same_boot))
-        while not (self._core.is_final and self._unwritten is None) and not self._is_closed:
-            if not self._core.is_final and self._is_standby_gone():
-                self._start_standby()
-            self._wait()
-            if self._is_removed():
-                self._perform(self._core.thaw(boot_ms(), "the directory of its move was removed"))
-                self._is_closed = self._core.phase is not MoveState.DECIDED
-            self._perform(self._core.observe(boot_ms(), TreeView(self._tree.is_alive)))
-            self._write_again()
-        self._end_standby()
 
     # ------------------------------------------------------------------ actions
 
     def _perform(self, actions: list[GuardAction]) -> None:
-        """Perform actions in their order, and what follows from them."""
+        """Perform actions in their order, and those that follow from them."""
         waiting = list(actions)
         while waiting:
             action = waiting.pop(0)
@@ -137,13 +140,13 @@ class GuardProcess:
 
     def _is_in_its_directory(self) -> bool:
         try:
-            found = os.stat(f"/proc/{self._original.pid}/cwd")
+            status = os.stat(f"/proc/{self._original.pid}/cwd")
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == (self._original.device, self._original.inode)
+        return (status.st_dev, status.st_ino) == (self._original.device, self._original.inode)
 
     def _write(self, record: GuardRecord, durable: bool) -> str | None:
-        """Write a record, apply it and tell it; why it could not be written, where it could not."""
+        """Write a record, apply it and report it; the reason if it could not be written."""
         try:
             self._journal.append(record, durable=durable)
         except OSError as error:
@@ -151,7 +154,9 @@ class GuardProcess:
             if record.step in FINAL_PHASES:
                 self._unwritten = record
             if record.step is MoveState.FREEZING:
-                self._report({"problem": f"the journal of the move cannot be written: {reason}"})
+                message = {"problem": f"the journal of the move cannot be written: {reason}"}
+                for fd in list(self._connections):
+                    self._send(fd, json.dumps(message).encode() + b"\n")
             elif record.step in (MoveState.THAWED, MoveState.GONE):  # these hold, written or not
                 self._report_record(record)
             return reason
@@ -160,13 +165,8 @@ class GuardProcess:
         self._report_record(record)
         return None
 
-    def _write_again(self) -> None:
-        """A record that found no room is written as soon as there is some."""
-        if self._unwritten is not None:
-            self._write(self._unwritten, durable=False)
-
     def _view(self) -> TreeView:
-        """What is seen of the tree now; whether it stands still matters only while it is frozen."""
+        """Observation of the tree now; only of a frozen one all threads are read."""
         if not self._same_boot or not self._tree.is_alive:
             return TreeView(False)
         return TreeView(True, self._core.phase in STILL_PHASES and self._tree.is_still())
@@ -182,7 +182,17 @@ class GuardProcess:
             poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll(self._timeout_ms()):
             if fd == self._listener.fileno():
-                self._accept()
+                try:
+                    connection, _ = self._listener.accept()
+                except OSError:  # the peer is gone
+                    continue
+                connection.setblocking(False)
+                if not is_own_peer(connection) or len(self._connections) >= MAX_CONNECTIONS:
+                    connection.close()
+                    continue
+                self._tree.exclude(peer_pid(connection))
+                self._connections[connection.fileno()] = (connection, bytearray())
+                self._send(connection.fileno(), encode_record(self._last))
             elif fd == self._woken:
                 if signal.SIGTERM in os.read(fd, 512) and self._core.phase is not MoveState.OPENED:
                     self._perform(self._core.thaw(boot_ms(), "its guard was asked to end"))
@@ -196,19 +206,6 @@ class GuardProcess:
             return IDLE_MS
         wakes_at_ms = self._core.wakes_at_ms
         return min(max(wakes_at_ms - boot_ms(), 0), BUSY_MS) if wakes_at_ms else BUSY_MS
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # whoever it was is gone
-            return
-        connection.setblocking(False)
-        if not is_own_peer(connection) or len(self._connections) >= MAX_CONNECTIONS:
-            connection.close()
-            return
-        self._tree.exclude(peer_pid(connection))
-        self._connections[connection.fileno()] = (connection, bytearray())
-        self._send(connection.fileno(), encode_record(self._last))
 
     def _read_orders(self, fd: int) -> None:
         connection, text = self._connections[fd]
@@ -263,10 +260,6 @@ class GuardProcess:
         for fd in list(self._connections):
             self._send(fd, encode_record(record))
 
-    def _report(self, message: dict[str, str]) -> None:
-        for fd in list(self._connections):
-            self._send(fd, json.dumps(message).encode() + b"\n")
-
     def _send(self, fd: int, line: bytes) -> None:
         connection, _ = self._connections[fd]
         try:
@@ -283,8 +276,8 @@ class GuardProcess:
     def _is_standby_gone(self) -> bool:
         if self._standby < 0:
             return True
-        found, _ = os.waitpid(self._standby, os.WNOHANG)
-        if not found:
+        ended, _ = os.waitpid(self._standby, os.WNOHANG)
+        if not ended:
             return False
         os.close(self._standby_pidfd)
         self._standby = self._standby_pidfd = -1
@@ -297,41 +290,26 @@ class GuardProcess:
         except OSError:  # no room for another process: the next round tries again
             return
         if not pid:
-            self._be_standby(guard)
+            code = 1
+            try:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.setsid()
+                for connection, _ in self._connections.values():
+                    connection.close()
+                self._tree.close()
+                self._journal.close()
+                for fd in (self._lock, self._woken, self._wake):
+                    os.close(fd)
+                lock = open_regular(LOCK, os.O_RDWR, self._folder)
+                _watch_guard(self._folder, guard)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                _serve_logged(self._folder, self._listener, lock)
+                code = 0
+            finally:
+                os._exit(code)
         self._standby, self._standby_pidfd = pid, os.pidfd_open(pid)
-
-    def _be_standby(self, guard: int) -> NoReturn:
-        """Wait for the lock in this forked process, then guard."""
-        code = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.setsid()
-            for connection, _ in self._connections.values():
-                connection.close()
-            self._tree.close()
-            self._journal.close()
-            for fd in (self._lock, self._woken, self._wake):
-                os.close(fd)
-            lock = open_regular(LOCK, os.O_RDWR, self._folder)
-            _watch_guard(self._folder, guard)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            _serve_logged(self._folder, self._listener, lock)
-            code = 0
-        finally:
-            os._exit(code)
-
-    def _end_standby(self) -> None:
-        """There is nothing left to guard: the standby is not to begin."""
-        if self._standby >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._standby_pidfd, signal.SIGKILL)
-            os.waitpid(self._standby, 0)
-            self._standby = -1
-
-    def _is_removed(self) -> bool:
-        return os.fstat(self._folder).st_nlink == 0
 
 
 def _watch_guard(folder: int, guard: int) -> None:
@@ -347,7 +325,7 @@ def _watch_guard(folder: int, guard: int) -> None:
 
 
 def is_stuck(folder: int, now: int) -> bool:
-    """Whether the journal calls for something that a guard would have done long ago."""
+    """True if the journal demands an action that a working guard would have taken long ago."""
     try:
         journal = MoveJournal(folder)
     except OSError:
@@ -364,17 +342,15 @@ def is_stuck(folder: int, now: int) -> bool:
     return 0 < core.wakes_at_ms < now - STUCK_MS
 
 
-def _noted(signum: int, frame: object) -> None:
-    """The signal number arrives through the wake-up descriptor."""
-
-
 def main(arguments: list[str]) -> int:
     """Start the guard of a move in the background; the exit code of the process that was started."""
     folder = os.open(arguments[0], _DIRECTORY)
     lock = open_regular(LOCK, os.O_RDWR | os.O_CREAT, folder)
     if not try_lock(lock):
         return GUARDED_ALREADY
-    _raise_file_limit()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536) if hard > 0 else hard, hard))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     path = f"/proc/self/fd/{folder}/{SOCKET}"
     with contextlib.suppress(FileNotFoundError):
@@ -400,7 +376,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _serve_logged(folder: int, listener: socket.socket, lock: int) -> None:
-    """Guard; what nobody foresaw is in a file, and the next guard goes on."""
+    """Guard the original; an unforeseen failure is written to a file, and the next guard continues."""
     try:
         GuardProcess(folder, listener, lock).serve()
     except Exception as failure:
@@ -410,12 +386,6 @@ def _serve_logged(folder: int, listener: socket.socket, lock: int) -> None:
             fd = open_regular(FAILURE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, folder)
             write_all(fd, "".join(traceback.format_exception(failure)).encode())
         raise
-
-
-def _raise_file_limit() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536) if hard > 0 else hard, hard))
 
 
 if __name__ == "__main__":

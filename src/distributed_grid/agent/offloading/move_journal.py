@@ -3,17 +3,17 @@
 Below `moves/` in the directory of the agent, mode 0700 (files 0600):
 
     <move id>/
-        journal       what became of the original. Its first line says who it is; each later one is a `GuardRecord`
+        journal       the history of the original. Its first line is its identity; each later one is a `GuardRecord`
         guard.lock    held by the guard; its standby waits for it
         guard.sock    where the guard takes orders
-        failure       why a guard could not go on, where one could not
-        returned      what the last order to return files has done
+        failure       the failure that ended a guard, if any
+        returned      the result of the last order to return files
         results/      files on their way back to the working directory
 
 A line of the journal begins by ending the one before, so one that was cut short by a crash or a full disk counts as
 absent and hides none that follows. The first line is written by the agent, before there is a guard; the others by the
-holder of the lock only. A line that has been read is acted upon by whoever guards next: the disk matters only after the
-machine went down, and then nothing of the tree is left.
+holder of the lock only. The next guard acts upon every line that it reads: the disk matters only after the machine went
+down, and then nothing of the tree is left.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class MoveJournal:
         os.fsync(folder)
 
     def read(self) -> tuple[OriginalProcess, tuple[GuardRecord, ...]]:
-        """Who it is, and what became of it; `ValueError` for a journal that is damaged."""
+        """The original, and its records; `ValueError` for a damaged journal."""
         return _parse(self._content())
 
     def append(self, record: GuardRecord, *, durable: bool) -> None:
-        """Add a record. After an `OSError` it is not there: what was written of it is taken back. What cannot be taken
+        """Add a record. After an `OSError` it is not there: a part of it is taken back. A record that cannot be taken
         back, and so will be read by the next guard, counts as written."""
         size, line = os.fstat(self._fd).st_size, b"\n" + encode_record(record)
         try:
@@ -110,15 +110,14 @@ def encode_record(record: GuardRecord) -> bytes:
 def decode_record(line: bytes) -> GuardRecord | None:
     """The record of a line; None for one that is none."""
     try:
-        found = json.loads(line)
-        if not isinstance(found, dict) or not isinstance(found["why"], str):
+        fields = json.loads(line)
+        if not isinstance(fields, dict) or not isinstance(fields["why"], str):
             return None
-        numbers = [found[name] for name in ("at_ms", "until_ms", "frozen_ms")]
-        if any(type(number) is not int or number < 0 for number in numbers):
+        times = {name: fields[name] for name in ("at_ms", "until_ms", "frozen_ms")}
+        if any(type(number) is not int or number < 0 for number in times.values()):
             return None
-        at_ms, until_ms, frozen_ms = numbers
-        members, spared = _members(found["members"]), _members(found["spared"])
-        return GuardRecord(MoveState(found["step"]), at_ms, until_ms, members, spared, found["why"], frozen_ms)
+        members, spared = _members(fields["members"]), _members(fields["spared"])
+        return GuardRecord(step=MoveState(fields["step"]), members=members, spared=spared, why=fields["why"], **times)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -140,21 +139,18 @@ def _parse(text: bytes) -> tuple[OriginalProcess, tuple[GuardRecord, ...]]:
     if len(text) > MAX_JOURNAL_BYTES:
         raise ValueError("the journal is too large")
     first, *lines = text.split(b"\n")
-    return _original(first), tuple(record for line in lines if (record := decode_record(line)) is not None)
-
-
-def _original(line: bytes) -> OriginalProcess:
-    found: Any = json.loads(line)
-    if not isinstance(found, dict) or found.keys() != set(OriginalProcess._fields):
+    fields: Any = json.loads(first)
+    if not isinstance(fields, dict) or fields.keys() != set(OriginalProcess._fields):
         raise ValueError("the journal does not say whose it is")
-    if any(type(found[name]) is not (str if name in _TEXTS else int) for name in found):
+    if any(type(fields[name]) is not (str if name in _TEXTS else int) for name in fields):
         raise ValueError("the journal does not say whose it is")
-    return OriginalProcess(**found)
+    records = tuple(record for line in lines if (record := decode_record(line)) is not None)
+    return OriginalProcess(**fields), records
 
 
-def _members(found: Any) -> tuple[Member, ...]:
+def _members(pairs: Any) -> tuple[Member, ...]:
     members = []
-    for pid, start in found:
+    for pid, start in pairs:
         if type(pid) is not int or type(start) is not int:
             raise ValueError("not a process")
         members.append((pid, start))

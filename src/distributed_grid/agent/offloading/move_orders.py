@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from distributed_grid.agent.files.job_dir import is_safe_name
 from distributed_grid.agent.offloading.guard_client import GuardClient
@@ -43,13 +43,12 @@ from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.posix.private_files import read_regular, write_private
 from distributed_grid.supervision import start_logged
 from distributed_grid.trees.manifest import Manifest
+from distributed_grid.trees.paths import display_path
 from distributed_grid.wire import MAX_MOVES, MAX_SKIPPED, MAX_SKIPPED_CHARS, MoveOrder
-
-if TYPE_CHECKING:
-    from distributed_grid.agent.offloading.file_return import ReturnedFiles
 
 CLOSED = ".closed-"
 MAX_RETURNED_BYTES = 1 << 20
+MAX_NAMED = 5
 MAX_OPEN = 100
 """Moves at a time: each has a guard and its standby."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -58,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class ResultTrees(Protocol):
-    """Where files that are to be returned come from."""
+    """Source of the files to return."""
 
     async def read_tree(self, digest: str) -> Manifest:
         """The list of files of this digest."""
@@ -87,7 +86,7 @@ class SourceMove:
         self.phase = MoveState.OPENED
         self._decided = False
         self.is_closing = False
-        self.guard = GuardClient(folder, self.heard, self._failed)
+        self.guard = GuardClient(folder, self.receive, self._failed)
         self.task: asyncio.Task[None] | None = None
         self.returning: asyncio.Task[None] | None = None
         self.last: GuardRecord | None = None
@@ -114,7 +113,7 @@ class SourceMove:
             self.guard.order(order.step)
 
     def _begin_check(self) -> None:
-        """Look a second time, unless that is under way; without a first look there is nothing to compare with."""
+        """Begin the second look, unless it is under way; without a first look there is nothing to compare with."""
         is_under_way = self._checking is not None and not self._checking.done()
         if not is_under_way and (self.look is not None or self._is_commit_asked):
             self._checking = start_logged(self._check(self.look), f"the second look of {self.original.move_id}")
@@ -128,14 +127,14 @@ class SourceMove:
             self.guard.order("check", changes=changes)
 
     def report_again(self) -> None:
-        """Answer an order that changes nothing: what is known is reported once more."""
+        """Report the last record once more: the answer to an order that changes nothing."""
         if self.last is not None:
             self._report(self.last)
 
-    def heard(self, record: GuardRecord) -> None:
-        """The guard has recorded this; heard again, it changes nothing."""
+    def receive(self, record: GuardRecord) -> None:
+        """Enter a record of the guard; a repeated one changes nothing."""
         if self.phase in FINAL_PHASES and record.step is not self.phase:
-            return  # what was final stays so
+            return  # a final phase stays
         if self.last is not None and (record.step, record.at_ms) == (self.last.step, self.last.at_ms):
             return
         self.phase, self.last = record.step, record
@@ -154,7 +153,7 @@ class SourceMove:
         if state in STILL_PHASES:
             self._report_state(self.original.move_id, MoveState.FROZEN, left_ms=max(record.until_ms - boot_ms(), 0))
             return
-        if state is MoveState.DEAD and not self._decided:  # of a guard that went on without this agent
+        if state is MoveState.DEAD and not self._decided:  # of a guard that continued without this agent
             self._report_state(self.original.move_id, MoveState.DECIDED, frozen_ms=frozen_ms)
         self._decided = self._decided or state is MoveState.DECIDED
         self._report_state(self.original.move_id, state, detail=record.why, frozen_ms=frozen_ms)
@@ -179,18 +178,35 @@ class SourceMoves:
         self._opening: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
-        """Find the moves of the last agent, and go on with them."""
+        """Find the moves of the last agent, and continue them."""
         for name in sorted(os.listdir(self._root)) if self._root.is_dir() else []:
             folder = self._root / name
             if name.startswith(CLOSED):
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            elif is_safe_name(name):
-                self._adopt(name, folder)
+                continue
+            if not is_safe_name(name):
+                continue
+            try:
+                original, records = read_journal(folder)
+            except (OSError, ValueError) as failure:
+                if not os.path.lexists(folder / "journal"):  # never opened: no order was answered, nothing was done
+                    shutil.rmtree(folder, ignore_errors=True)
+                    continue
+                self._damaged[name] = f"the journal of {name} is damaged: {failure}"
+                log.warning("%s", self._damaged[name])
+                continue
+            directory = None
+            with contextlib.suppress(GridError):
+                directory = open_working_directory(original)
+            move = SourceMove(folder, original, directory, self._report, self._surroundings)
+            for record in records[-1:]:
+                move.receive(record)
+            self._begin(name, move)
 
     def listed(self, node: str) -> tuple[str, ...]:
         """The moves of a node that have a journal here; those whose journal is damaged are any node's."""
-        found = [move_id for move_id, move in self._moves.items() if move.original.node == node]
-        return tuple([*found, *self._damaged][:MAX_MOVES])
+        own = [move_id for move_id, move in self._moves.items() if move.original.node == node]
+        return tuple([*own, *self._damaged][:MAX_MOVES])
 
     def directory(self, move_id: str) -> OpenDirectory | None:
         """The working directory of an original, while its move is open."""
@@ -198,7 +214,7 @@ class SourceMoves:
         return None if move is None or move.is_closing else move.directory
 
     async def stop(self) -> None:
-        """End what is under way here; the guards go on. Safe twice."""
+        """Cancel the tasks of this agent; the guards keep running. Safe twice."""
         tasks = [task for move in self._moves.values() for task in move.tasks]
         tasks += self._opening.values()
         for task in tasks:
@@ -206,7 +222,7 @@ class SourceMoves:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def carry_out(self, order: MoveOrder) -> None:
-        """Begin to carry an order out; whatever comes of it is reported."""
+        """Begin to carry out an order; the outcome is reported."""
         if not is_safe_name(order.move_id):
             log.warning("not the id of a move: %.100r", order.move_id)
             return
@@ -217,9 +233,19 @@ class SourceMoves:
             if order.move_id not in self._opening:
                 self._opening[order.move_id] = start_logged(self._open(order), f"the opening of {order.move_id}")
         elif move is None:
-            self._answer_unknown(order)
+            # There is no journal of this move: its guard has thawed the original.
+            if order.step is Step.RETURN:
+                self._report(order.move_id, MoveState.RETURNED, detail=f"the files were not returned: {UNKNOWN}")
+                return
+            process = order.process
+            if process is not None and not is_running(process.pid, process.pid_start, process.boot):
+                detail = f"process {process.pid} is not there any more, and {UNKNOWN}"
+                self._report(order.move_id, MoveState.GONE, detail=detail)
+            else:
+                self._report(order.move_id, MoveState.THAWED, detail=UNKNOWN)
         elif order.step is Step.RETURN:
-            self._begin_return(move, order)
+            if move.returning is None or move.returning.done():
+                move.returning = start_logged(self._return(move, order), f"the return of files of {order.move_id}")
         elif move.phase in FINAL_PHASES or order.step is Step.OPEN:
             move.report_again()
             self._serve_again(order.move_id, move)
@@ -230,7 +256,7 @@ class SourceMoves:
     # ------------------------------------------------------------------ open and close
 
     async def _open(self, order: MoveOrder) -> None:
-        """Find the original and begin its journal; its guard says the rest."""
+        """Find the original and begin its journal; its guard reports the rest."""
         try:
             if order.move_id in self._damaged:
                 raise GridError(self._damaged[order.move_id])
@@ -263,30 +289,12 @@ class SourceMoves:
             os.close(fd)
         return original, directory
 
-    def _adopt(self, move_id: str, folder: Path) -> None:
-        try:
-            original, records = read_journal(folder)
-        except (OSError, ValueError) as failure:
-            if not os.path.lexists(folder / "journal"):  # it was never opened: no order was answered, nothing was done
-                shutil.rmtree(folder, ignore_errors=True)
-                return
-            self._damaged[move_id] = f"the journal of {move_id} is damaged: {failure}"
-            log.warning("%s", self._damaged[move_id])
-            return
-        directory = None
-        with contextlib.suppress(GridError):
-            directory = open_working_directory(original)
-        move = SourceMove(folder, original, directory, self._report, self._surroundings)
-        for record in records[-1:]:
-            move.heard(record)
-        self._begin(move_id, move)
-
     def _begin(self, move_id: str, move: SourceMove) -> None:
         self._moves[move_id] = move
         move.task = start_logged(self._serve(move_id, move), f"the guard of {move_id}")
 
     def _serve_again(self, move_id: str, move: SourceMove) -> None:
-        """A guard that could not be reached for good may be reached now."""
+        """Connect again to a guard that could not be reached before."""
         if move.phase not in FINAL_PHASES and move.task is not None and move.task.done():
             self._begin(move_id, move)
 
@@ -296,7 +304,7 @@ class SourceMoves:
             await self._remove(move_id, move)
 
     def _close(self, move_id: str) -> None:
-        """Forget a move. What is frozen goes on; what is decided is ended first."""
+        """Forget a move. A frozen original is thawed; a decided one is killed first."""
         if self._damaged.pop(move_id, None) is not None:
             start_logged(asyncio.to_thread(self._remove_folder, self._root / move_id), f"the removal of {move_id}")
         move = self._moves.get(move_id)
@@ -325,61 +333,34 @@ class SourceMoves:
             folder.rename(closed)
         shutil.rmtree(closed, ignore_errors=True)
 
-    def _answer_unknown(self, order: MoveOrder) -> None:
-        """There is no journal of this move: whoever guarded it has let its original go on."""
-        if order.step is Step.RETURN:
-            self._report(order.move_id, MoveState.RETURNED, detail=f"the files were not returned: {UNKNOWN}")
-            return
-        who = order.process
-        if who is not None and not is_running(who.pid, who.pid_start, who.boot):
-            self._report(
-                order.move_id, MoveState.GONE, detail=f"process {who.pid} is not there any more, and {UNKNOWN}"
-            )
-        else:
-            self._report(order.move_id, MoveState.THAWED, detail=UNKNOWN)
-
     # ------------------------------------------------------------------ return
 
-    def _begin_return(self, move: SourceMove, order: MoveOrder) -> None:
-        if move.returning is None or move.returning.done():
-            move.returning = start_logged(self._return(move, order), f"the return of files of {order.move_id}")
-
     async def _return(self, move: SourceMove, order: MoveOrder) -> None:
-        """Return the files once; ordered again, what was done is reported again."""
+        """Return the files once; a repeated order is answered with the first result."""
         try:
             done = await asyncio.to_thread(_read_returned, move.folder, order.manifest)
             if done is None:
-                done = await self._fetch_and_return(move, order)
+                if self._trees is None:
+                    raise GridError("this agent has no files of the control plane")
+                directory = await asyncio.to_thread(open_working_directory, move.original)
+                results = await self._trees.read_tree(order.manifest)
+                before = Manifest()  # the directory when the original was frozen; without it every local file is kept
+                try:
+                    before = await self._trees.read_tree(order.shipped) if order.shipped else before
+                except (NotFound, ProtocolError) as failure:
+                    log.warning("the list of files before the move cannot be read: %s", failure)
+                staging = move.folder / RESULTS
+                await asyncio.to_thread(staging.mkdir, 0o700, exist_ok=True)
+                await self._trees.lay_out(order.manifest, staging)
+                staged = OpenDirectory(os.open(staging, _DIRECTORY))
+                done = await asyncio.to_thread(return_files, results, staged.fd, directory.fd, before, order.move_id)
+                await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
                 await asyncio.to_thread(_write_returned, move.folder, order.manifest, done)
             self._report(order.move_id, MoveState.RETURNED, files=done.files, kept=done.kept, notes=done.notes)
         except (StoreFailed, Unreachable, OSError) as failure:  # a full disk: it is ordered again
             self._report(order.move_id, MoveState.FAILED, detail=f"the files could not be returned yet: {failure}")
         except GridError as failure:
             self._report(order.move_id, MoveState.RETURNED, detail=f"the files were not returned: {failure}")
-
-    async def _fetch_and_return(self, move: SourceMove, order: MoveOrder) -> ReturnedFiles:
-        from distributed_grid.agent.offloading.file_return import return_files
-
-        if self._trees is None:
-            raise GridError("this agent has no files of the control plane")
-        directory = await asyncio.to_thread(open_working_directory, move.original)
-        results = await self._trees.read_tree(order.manifest)
-        before = await self._read_before(self._trees, order.shipped)
-        staging = move.folder / RESULTS
-        await asyncio.to_thread(staging.mkdir, 0o700, exist_ok=True)
-        await self._trees.lay_out(order.manifest, staging)
-        staged = OpenDirectory(os.open(staging, _DIRECTORY))
-        done = await asyncio.to_thread(return_files, results, staged.fd, directory.fd, before, order.move_id)
-        await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
-        return done
-
-    async def _read_before(self, trees: ResultTrees, digest: str) -> Manifest:
-        """What was in the directory when the original stood still; where that is lost, all that is there is kept."""
-        try:
-            return await trees.read_tree(digest) if digest else Manifest()
-        except (NotFound, ProtocolError) as failure:
-            log.warning("what was there before cannot be read: %s", failure)
-            return Manifest()
 
     def _report(self, move_id: str, state: MoveState, **details: Any) -> None:
         kept = details.pop("kept", ())
@@ -391,22 +372,48 @@ class SourceMoves:
         )
 
 
+class ReturnedFiles(NamedTuple):
+    """Number of files and links that came back, the paths that did not replace a local file, and notes for the user."""
+
+    files: int
+    kept: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def return_files(results: Manifest, staged: int, target: int, before: Manifest, move_id: str) -> ReturnedFiles:
+    """Put the results, which are laid out in the open directory `staged`, into the open directory `target`, by the rule
+    of `trees/file_return`; `before` is the tree when the original was frozen. `StoreFailed`: it may succeed later."""
+    from distributed_grid.trees.file_return import return_tree, shipped_policy
+
+    report = return_tree(results, staged, target, shipped_policy(before, origin=move_id, durable=True))
+    notes = []
+    if report.protected:
+        notes.append(f"never written back: {_names(report.protected)}")
+    if report.executable:
+        notes.append(f"executable now: {_names(report.executable)}")
+    kept = tuple(display_path(path) for path in report.beside)
+    return ReturnedFiles(len(report.written) - len(report.beside), kept, tuple(notes))
+
+
+def _names(paths: list[str]) -> str:
+    shown = ", ".join(display_path(path) for path in paths[:MAX_NAMED])
+    return shown if len(paths) <= MAX_NAMED else f"{shown} and {len(paths) - MAX_NAMED} more"
+
+
 def _read_returned(folder: Path, manifest: str) -> ReturnedFiles | None:
-    """What an earlier return of this manifest has done; None where there was none."""
+    """Result of an earlier return of this manifest, if any."""
     try:
-        found = json.loads(read_regular(str(folder / RETURNED), None, MAX_RETURNED_BYTES) or b"null")
+        fields = json.loads(read_regular(str(folder / RETURNED), None, MAX_RETURNED_BYTES) or b"null")
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict) or found.get("manifest") != manifest:
+    if not isinstance(fields, dict) or fields.get("manifest") != manifest:
         return None
-    from distributed_grid.agent.offloading.file_return import ReturnedFiles
-
-    kept, notes = ([str(text) for text in found.get(name, ())] for name in ("kept", "notes"))
-    return ReturnedFiles(int(found["files"]), tuple(kept), tuple(notes))
+    kept, notes = ([str(text) for text in fields.get(name, ())] for name in ("kept", "notes"))
+    return ReturnedFiles(int(fields["files"]), tuple(kept), tuple(notes))
 
 
 def _write_returned(folder: Path, manifest: str, done: ReturnedFiles) -> None:
     fields = {"manifest": manifest, "files": done.files, "kept": done.kept[:MAX_SKIPPED], "notes": done.notes}
     text = json.dumps(fields).encode()
-    with contextlib.suppress(OSError):  # a full disk: it is done again, and changes nothing
+    with contextlib.suppress(OSError):  # a full disk: a repeated return changes nothing
         write_private(folder / RETURNED, text)

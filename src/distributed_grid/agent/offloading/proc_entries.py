@@ -187,6 +187,11 @@ def read_details(row: ProcRow, reader: ReaderIdentity) -> ProcDetails:
             # Privileged: a process that changes its user or group, or has more rights than the reader.
             users, groups = _status_value(status, b"Uid").split(), _status_value(status, b"Gid").split()
             more = int(_status_value(status, b"CapEff") or b"0", 16) & ~reader.capabilities
+            mapped: dict[bytes, MappedFile] = {}  # each file once
+            for access, file, path in _MAPPED.findall(_read(folder, "maps")):
+                is_shared = access.endswith(b"s") and access[1:2] == b"w"
+                if is_shared or file not in mapped:
+                    mapped[file] = MappedFile(path.decode(errors="replace"), file, is_shared)
             return ProcDetails(
                 argv=_words(cmdline),
                 cwd=raw_cwd.decode(errors="replace"),
@@ -195,7 +200,7 @@ def read_details(row: ProcRow, reader: ReaderIdentity) -> ProcDetails:
                 sockets=sockets,
                 pipes=pipes,
                 streams=streams,
-                mappings=_mappings(_read(folder, "maps")),
+                mappings=tuple(mapped.values()),
                 is_traced=b"\nTracerPid:\t0\n" not in status,
                 is_privileged=(
                     len(set(users)) > 1 or len(set(groups)) > 1 or int(users[0]) != os.getuid() or bool(more)
@@ -267,8 +272,8 @@ def _open_file(folder: int, number: int, path: str) -> OpenFile:
         return OpenFile(number, path, False, False, "")
     flags = int(info[info.index(b"flags:") + 6 :].split(maxsplit=1)[0], 8)
     lock = ""
-    if (at := info.find(b"\nlock:")) >= 0:  # lock:  1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF
-        words = info[at:].split(maxsplit=5)
+    if (begin := info.find(b"\nlock:")) >= 0:  # lock:  1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF
+        words = info[begin:].split(maxsplit=5)
         lock = f"{words[2].decode()} {words[4].decode()}".lower() if len(words) > 4 else "lock"
     return OpenFile(number, path, bool(flags & os.O_ACCMODE), bool(flags & os.O_APPEND), lock)
 
@@ -293,16 +298,6 @@ def is_terminal(path: str) -> bool:
     return path.startswith(("/dev/pts/", "/dev/tty", "/dev/console", "/dev/ptmx"))
 
 
-def _mappings(text: bytes) -> tuple[MappedFile, ...]:
-    """Each mapped file once."""
-    found: dict[bytes, MappedFile] = {}
-    for access, file, path in _MAPPED.findall(text):
-        shared = access.endswith(b"s") and access[1:2] == b"w"
-        if shared or file not in found:
-            found[file] = MappedFile(path.decode(errors="replace"), file, shared)
-    return tuple(found.values())
-
-
 def _foreign(pid: int, folder: int, reader: ReaderIdentity) -> str:
     for link, own in zip(_NAMESPACE_LINKS, reader.namespaces, strict=True):
         if os.readlink(link, dir_fd=folder) != own:
@@ -314,14 +309,14 @@ def _foreign(pid: int, folder: int, reader: ReaderIdentity) -> str:
 def read_environment(row: ProcRow, names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """The variables of these names that a process was started with."""
     wanted = set(names)
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     with open_process(row.pid) as folder:
         _check_same(folder, row)
         for pair in _read(folder, "environ").split(b"\0"):
             name, _, value = pair.decode(errors="replace").partition("=")
             if name in wanted:
-                found.setdefault(name, value)
-    return tuple(sorted(found.items()))
+                variables.setdefault(name, value)
+    return tuple(sorted(variables.items()))
 
 
 def read_environment_digest(row: ProcRow) -> str:
@@ -337,8 +332,8 @@ def read_pss_bytes(row: ProcRow) -> int:
             text = _read(folder, "smaps_rollup")
     except (ProcessGone, OSError):
         return row.rss_bytes
-    at = text.find(b"\nPss:")
-    return 1024 * int(text[at + 5 :].split(maxsplit=1)[0]) if at >= 0 else row.rss_bytes
+    begin = text.find(b"\nPss:")
+    return 1024 * int(text[begin + 5 :].split(maxsplit=1)[0]) if begin >= 0 else row.rss_bytes
 
 
 def read_cgroup(pid: int) -> str:
@@ -365,8 +360,8 @@ def _is_text(raw: bytes) -> bool:
 
 
 def _status_value(status: bytes, name: bytes) -> bytes:
-    at = status.find(b"\n%s:" % name)
-    return status[at + len(name) + 2 : status.find(b"\n", at + 1)].strip() if at >= 0 else b""
+    begin = status.find(b"\n%s:" % name)
+    return status[begin + len(name) + 2 : status.find(b"\n", begin + 1)].strip() if begin >= 0 else b""
 
 
 def _link(folder: int, name: str) -> str:

@@ -54,6 +54,7 @@ PSS_FROM_BYTES = 32 << 20
 """Of smaller trees the resident memory is reported: walking page tables takes longer than the rest of a scan."""
 PSS_SECONDS = 0.1
 """Time for the shares of the largest trees, in one scan."""
+RAY_FOLDERS = ("/ray/_private/", "/ray/dashboard/", "/ray/util/client/")
 _SHARED_FOLDER, _SYSV, _MEMFD = "/dev/shm/", "/SYSV", "/memfd:"  # noqa: S108 the kernel's names
 
 
@@ -137,14 +138,14 @@ class _InventoryScan:
                 break
             pss[tree[0].pid] = sum(proc_entries.read_pss_bytes(row) for row in tree)
         described = (self._describe(tree, pss[tree[0].pid], variables, is_asked_for=bool(pid)) for tree in trees)
-        found = [one for one in described if one is not None]
+        processes = [process for process in described if process is not None]
         # Keep this scan for the next one, and of processes that were scanned a moment ago the earlier one.
         recent = {key: seen for key, seen in self._seen.items() if self._now_ms - seen[0] < MIN_WINDOW_MS}
         own = (row for row in self._table.values() if row.uid == self._uid and not row.is_kernel)
         scanned = {row.key: recent.get(row.key) or (self._now_ms, row.own_ticks) for row in own}
         self._seen.clear()
         self._seen.update(scanned)
-        return sorted(found, key=lambda one: (-one.cpu_milli, -one.pss_bytes, one.pid))
+        return sorted(processes, key=lambda process: (-process.cpu_milli, -process.pss_bytes, process.pid))
 
     # ------------------------------------------------------------------ roles of processes
 
@@ -199,15 +200,22 @@ class _InventoryScan:
         if sum(len(value) for _, value in environment) > MAX_ENVIRONMENT_CHARS:
             environment, problem = (), "the variables that were asked for are too long"
         age_ms = max(self._now_ms - root.start * TICK_MS, 0)
-        holds_gpu = any(file.path.startswith("/dev/nvidia") for one in members for file in one.files)
+        holds_gpu = any(file.path.startswith("/dev/nvidia") for member in members for file in member.files)
         gpu_bytes = sum(self._around.gpu_memory.get(row.pid, 0) for row in tree)
         others = [row for row in tree if row.uid != self._uid]
         line = list(lineage(root, self._table))
         pids = {row.pid for row, _ in known}
         unknown = sum(row.pid not in pids and not proc_entries.has_ended(row) for row in tree)
         # Connections to processes outside of the tree; those over Unix sockets within it do not count.
-        own_sockets = frozenset().union(*(one.sockets for one in members))
+        own_sockets = frozenset().union(*(member.sockets for member in members))
         peers = self._sockets.unix_peers
+        cpu_milli = 0
+        for row in tree:
+            before_ms, ticks = self._seen.get(row.key, (0, 0))
+            if before_ms and self._now_ms - before_ms >= MIN_WINDOW_MS:
+                cpu_milli += max(row.own_ticks - ticks, 0) * TICK_MS * 1000 // (self._now_ms - before_ms)
+            else:
+                cpu_milli += row.own_ticks * TICK_MS * 1000 // max(self._now_ms - row.start * TICK_MS, TICK_MS)
         return ProcessInfo(
             pid=root.pid,
             pid_start=root.start,
@@ -220,12 +228,12 @@ class _InventoryScan:
             cwd=first.cwd,
             exe=first.exe,
             age_ms=age_ms,
-            cpu_milli=sum(self._cpu_milli(row) for row in tree),
+            cpu_milli=cpu_milli,
             cpu_ms=sum(row.own_ticks + row.waited_ticks for row in tree) * TICK_MS,
             pss_bytes=pss_bytes,
             gpu_memory_bytes=max(gpu_bytes, int(holds_gpu)),
-            read_bytes=sum(one.read_bytes for one in members),
-            written_bytes=sum(one.written_bytes for one in members),
+            read_bytes=sum(member.read_bytes for member in members),
+            written_bytes=sum(member.written_bytes for member in members),
             processes=len(tree),
             threads=sum(row.threads for row in tree),
             streams=first.streams,
@@ -236,24 +244,26 @@ class _InventoryScan:
             is_ray=any(self._is_part(row)[1] for row in (*line, *tree)),
             listening=_first(
                 text
-                for one in members
+                for member in members
                 for text in (
-                    self._sockets.listening[inode] for inode in sorted(one.sockets) if inode in self._sockets.listening
+                    self._sockets.listening[inode]
+                    for inode in sorted(member.sockets)
+                    if inode in self._sockets.listening
                 )
             ),
             connections=(
                 len(own_sockets & self._sockets.connected)
-                + sum(1 for one in own_sockets if one in peers and peers[one] not in own_sockets)
+                + sum(1 for inode in own_sockets if inode in peers and peers[inode] not in own_sockets)
             ),
-            locks=_first(f"{file.lock} on {file.path}" for one in members for file in one.files if file.lock),
+            locks=_first(f"{file.lock} on {file.path}" for member in members for file in member.files if file.lock),
             outside_writes=self._outside_writes(root, known),
             shared_memory=self._shared_memory(known, first.cwd),
-            traced=any(one.is_traced for one in members),
-            setuid=bool(others) or any(one.is_privileged for one in members),
-            foreign_namespace=next((one.foreign for one in members if one.foreign), ""),
+            traced=any(member.is_traced for member in members),
+            setuid=bool(others) or any(member.is_privileged for member in members),
+            foreign_namespace=next((member.foreign for member in members if member.foreign), ""),
             other_sessions=sum(1 for row in self._forest.tree(root, whole=True) if row.session != root.session),
             unreadable=problem
-            or next((one.problem for one in members if one.problem), "")
+            or next((member.problem for member in members if member.problem), "")
             or (f"{unknown} of its processes could not be read" if unknown else ""),
             needs=self._needed.find(first, members),
             environment=environment,
@@ -263,27 +273,27 @@ class _InventoryScan:
         )
 
     def _is_part(self, row: ProcRow) -> tuple[bool, bool]:
-        """Whether a process is a part of the grid, and of Ray."""
+        """Membership of a process in the grid, and in Ray."""
         if row.pid not in self._parts:
             details = self._read(row) if row.uid == self._uid else None
             argv, exe = (details.argv, details.exe) if details is not None else ((), "")
-            self._parts[row.pid] = _is_grid(argv, exe), _is_ray(argv, exe)
+            # The grid: its daemon, agents, shims, guards, or `grid` itself.
+            is_module = any(word == "-m" and name.startswith("distributed_grid") for word, name in pairwise(argv))
+            script = next((word for word in argv[1:] if not word.startswith("-")), "")
+            is_grid = is_module or ("python" in exe.rpartition("/")[2] and script.rpartition("/")[2] == "grid")
+            is_ray = exe.endswith(("/raylet/raylet", "/gcs/gcs_server")) or "".join(argv[:1]).startswith("ray::")
+            is_ray = is_ray or any(folder in word for word in argv[:4] for folder in RAY_FOLDERS)
+            self._parts[row.pid] = is_grid, is_ray
         return self._parts[row.pid]
-
-    def _cpu_milli(self, row: ProcRow) -> int:
-        before_ms, ticks = self._seen.get(row.key, (0, 0))
-        if before_ms and self._now_ms - before_ms >= MIN_WINDOW_MS:
-            return max(row.own_ticks - ticks, 0) * TICK_MS * 1000 // (self._now_ms - before_ms)
-        return row.own_ticks * TICK_MS * 1000 // max(self._now_ms - row.start * TICK_MS, TICK_MS)
 
     def _outside_writes(self, root: ProcRow, known: Sequence[tuple[ProcRow, ProcDetails]]) -> tuple[str, ...]:
         """Files open for writing that are not below the working directory of the root, and devices; a foreign pipe that
         only a child has, too. Deleted files, which no other process can open, are left out."""
         cwd, first = known[0][1].cwd, known[0][1]
         terminals = {stream.path for stream in first.streams if stream.kind is StreamKind.TERMINAL}
-        found: dict[str, None] = {}
-        for row, one in known:
-            for file in one.files:
+        paths: dict[str, None] = {}
+        for row, member in known:
+            for file in member.files:
                 is_device = file.path.startswith("/dev/")
                 if file.path in terminals or file.path.startswith(("/dev/nvidia", _SHARED_FOLDER)):
                     continue
@@ -292,20 +302,20 @@ class _InventoryScan:
                     and not is_below(file.path, cwd)
                     and (not file.path.endswith(proc_entries.DELETED) and not file.path.startswith(_MEMFD))
                 ):
-                    found[file.path] = None
-            pids = {member.pid for member, _ in known}
-            for stream in one.streams if row is not root else ():
+                    paths[file.path] = None
+            pids = {other.pid for other, _ in known}
+            for stream in member.streams if row is not root else ():
                 is_shared = not self._pipe_users.get(stream.path, set()) <= pids
                 if stream.kind is StreamKind.PIPE and is_shared and stream not in first.streams:
-                    found[f"{stream.path} of process {row.pid}"] = None
-        return _first(found)
+                    paths[f"{stream.path} of process {row.pid}"] = None
+        return _first(paths)
 
     def _shared_memory(self, known: Sequence[tuple[ProcRow, ProcDetails]], cwd: str) -> tuple[str, ...]:
         """Memory that others can see: that has a name, or that a process outside of the tree has mapped."""
         pids = {row.pid for row, _ in known}
-        found: dict[str, None] = {}
-        for _, one in known:
-            for mapping in one.mappings:
+        paths: dict[str, None] = {}
+        for _, member in known:
+            for mapping in member.mappings:
                 if not mapping.is_shared_writable or mapping.path.startswith("/dev/nvidia"):
                     continue
                 path = mapping.path
@@ -313,15 +323,15 @@ class _InventoryScan:
                 if is_below(path, cwd) and not is_nameless:
                     continue
                 if not is_nameless or not self._memory_users.get(mapping.file, set()) <= pids:
-                    found[path] = None
-            for file in one.files:
+                    paths[path] = None
+            for file in member.files:
                 if (
                     file.path.startswith(_SHARED_FOLDER)
                     and file.writes
                     and not file.path.endswith(proc_entries.DELETED)
                 ):
-                    found[file.path] = None
-        return _first(found)
+                    paths[file.path] = None
+        return _first(paths)
 
 
 def _shown_argv(argv: tuple[str, ...]) -> tuple[tuple[str, ...], bool, str]:
@@ -338,22 +348,6 @@ def _shown_argv(argv: tuple[str, ...]) -> tuple[tuple[str, ...], bool, str]:
 
 def _first(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(list(dict.fromkeys(texts))[:MAX_PATHS])
-
-
-def _is_grid(argv: Sequence[str], exe: str) -> bool:
-    """True for a command of the grid: its daemon, agents, shims, guards, or `grid` itself."""
-    if any(word == "-m" and module.startswith("distributed_grid") for word, module in pairwise(argv)):
-        return True
-    script = next((word for word in argv[1:] if not word.startswith("-")), "")
-    return "python" in exe.rpartition("/")[2] and script.rpartition("/")[2] == "grid"
-
-
-def _is_ray(argv: Sequence[str], exe: str) -> bool:
-    if exe.endswith(("/raylet/raylet", "/gcs/gcs_server")) or (argv and argv[0].startswith("ray::")):
-        return True
-    return any(
-        "/ray/_private/" in word or "/ray/dashboard/" in word or "/ray/util/client/" in word for word in argv[:4]
-    )
 
 
 @lru_cache(maxsize=64)

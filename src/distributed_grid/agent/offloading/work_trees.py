@@ -62,7 +62,7 @@ SYSTEM_FOLDERS = (
 
 
 def is_interactive_shell(name: str, argv: Sequence[str], stdin: str) -> bool:
-    """Whether this is a shell at which somebody types: no script, no `-c`, and a terminal to read from."""
+    """True for a shell that a person types at: no script, no `-c`, and a terminal to read from."""
     if name.lstrip("-") not in SHELLS or not stdin.startswith(("/dev/pts/", "/dev/tty")):
         return False
     words = iter(argv[1:])
@@ -124,7 +124,7 @@ class WorkForest:
         return row.pid == row.session != parent.session
 
     def hosts_sessions(self, row: ProcRow) -> bool:
-        """Whether the children of a process are pieces of work of their own, and it is none itself."""
+        """True if the children of a process are pieces of work of their own, and it is none itself."""
         if row.pid not in self._hosts:
             is_shell = row.name.lstrip("-") in SHELLS
             self._hosts[row.pid] = row.name in SESSION_HOSTS or (is_shell and self._is_typed_at(row))
@@ -247,7 +247,7 @@ def missing_files(files: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether a path is a folder or in it; nothing counts as below the root directory."""
+    """True if a path is a folder or in it; nothing counts as below the root directory."""
     return folder != "/" and (path == folder or path.startswith(folder + "/"))
 
 

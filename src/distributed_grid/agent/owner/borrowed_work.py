@@ -145,17 +145,17 @@ class HostedWork:
             self._gpu_sample = None
         self._throttler.release()
 
-    def give_notice(self, attempt_id: str, why: str, in_ms: int) -> int:
-        return job_signals.give_notice(self._host.root, attempt_id, why, in_ms)
+    def give_notice(self, attempt_id: str, reason: str, in_ms: int) -> int:
+        return job_signals.give_notice(self._host.root, attempt_id, reason, in_ms)
 
     def withdraw_notice(self, attempt_id: str) -> None:
         job_signals.withdraw_notice(self._host.root, attempt_id)
 
-    async def evict(self, attempt_id: str, why: str, grace_ms: int) -> None:
+    async def evict(self, attempt_id: str, reason: str, grace_ms: int) -> None:
         """One that holds more than its lease, and is not to be run again for that, ends as over its limit."""
         used = self._host.usage().get(attempt_id)
         tree = next((running for running in self._host.running_trees() if running.attempt_id == attempt_id), None)
-        ending, detail = Ending.RECLAIMED, why
+        ending, detail = Ending.RECLAIMED, reason
         if used is not None and tree is not None and tree.spec.is_outgrown_by(used.memory_bytes):
-            ending, detail = Ending.OVER_LIMIT, f"{beyond_lease(used.memory_bytes, tree.spec.memory_bytes)}; {why}"
+            ending, detail = Ending.OVER_LIMIT, f"{beyond_lease(used.memory_bytes, tree.spec.memory_bytes)}; {reason}"
         await self._host.stop_attempt(attempt_id, ending=ending, detail=detail, grace_ms=grace_ms)

@@ -66,13 +66,13 @@ class BorrowedWork(Protocol):
     def release(self) -> None:
         """Let everything run freely again. Safe twice."""
 
-    def give_notice(self, attempt_id: str, why: str, in_ms: int) -> int:
+    def give_notice(self, attempt_id: str, reason: str, in_ms: int) -> int:
         """Warn an attempt of its stop; its time in milliseconds."""
 
     def withdraw_notice(self, attempt_id: str) -> None:
         """Withdraw the notice. Safe twice."""
 
-    async def evict(self, attempt_id: str, why: str, grace_ms: int) -> None:
+    async def evict(self, attempt_id: str, reason: str, grace_ms: int) -> None:
         """Stop an attempt; the control plane queues its job again."""
 
 
@@ -95,7 +95,7 @@ class OwnerGuard:
         self._report_pause = report_pause
         self._on_change = on_change
         self._sampling = SamplingRate()
-        self._why = ""
+        self._pause_reason = ""
         self._pending: dict[str, Action] = {}  # by attempt, or by another subject
         self._paused: dict[str, int] = {}  # attempts reported as paused, with their fences
         self._warned: set[str] = set()
@@ -140,7 +140,7 @@ class OwnerGuard:
             for attempt_id, fence in self._work.pause(frozenset(warned | self._displaced)):
                 if attempt_id not in self._paused:
                     self._paused[attempt_id] = fence
-                    self._report_pause(attempt_id, fence, True, self._why)
+                    self._report_pause(attempt_id, fence, True, self._pause_reason)
         if self.yields != yielded:
             self._on_change()
         cpu = 1000 * sample.outside_milli // max(1, sample.machine_milli)
@@ -162,9 +162,9 @@ class OwnerGuard:
             self._withdraw_warning(attempt_id)
         self.state = OwnerState()
 
-    def pause_for_node(self, attempt_id: str, fence: int, why: str) -> None:
+    def pause_for_node(self, attempt_id: str, fence: int, reason: str) -> None:
         """Pause an attempt for its node, for `NODE_PAUSE_MS`; repeated as long as the pause is to last."""
-        self._node_pauses[attempt_id] = (self._boot_ms() + NODE_PAUSE_MS, why)
+        self._node_pauses[attempt_id] = (self._boot_ms() + NODE_PAUSE_MS, reason)
         self._apply_node_pauses()
 
     def resume(self, attempt_id: str) -> None:
@@ -199,7 +199,7 @@ class OwnerGuard:
         if not self._paused and not self._node_pauses and self.state == OwnerState():
             self._work.release()
 
-    def displace(self, attempt_id: str, why: str, in_ms: int | None = None) -> int:
+    def displace(self, attempt_id: str, reason: str, in_ms: int | None = None) -> int:
         """Give notice to an attempt that has to make room for another; its time in milliseconds.
 
         Without `in_ms` the time is that of the owner's rules; without rules it is stopped at once, with the reason.
@@ -208,7 +208,7 @@ class OwnerGuard:
         self._displaced = {displaced for displaced in self._displaced if displaced in running} | {attempt_id}
         if in_ms is None:
             in_ms = self.rules.notice_ms if self.rules is not None else 0
-        in_ms = self._work.give_notice(attempt_id, why, in_ms)
+        in_ms = self._work.give_notice(attempt_id, reason, in_ms)
         self._work.resume(attempt_id)  # while paused it could not read the notice
         return in_ms
 
@@ -228,24 +228,24 @@ class OwnerGuard:
                 match action:
                     case Throttle(cores, running_milli):
                         self._work.throttle(cores, running_milli)
-                    case Pause(why):
-                        log.info("borrowed work is paused: %s", why)
-                        self._why = why
+                    case Pause(reason):
+                        log.info("borrowed work is paused: %s", reason)
+                        self._pause_reason = reason
                     case Continue():
                         for attempt_id in [paused for paused in self._paused if paused not in self._node_pauses]:
                             self._end_pause(attempt_id)
                         if not self._node_pauses:
                             self._work.resume()
-                    case Warn(attempt_id, why, in_ms):
+                    case Warn(attempt_id, reason, in_ms):
                         self._warned.add(attempt_id)
-                        self._work.give_notice(attempt_id, why, in_ms)
+                        self._work.give_notice(attempt_id, reason, in_ms)
                         self._work.resume(attempt_id)  # while paused it could not read the notice
                     case CancelEviction(attempt_id):
                         self._withdraw_warning(attempt_id)
-                    case Evict(attempt_id, why, grace_ms):
+                    case Evict(attempt_id, reason, grace_ms):
                         if attempt_id not in self._evicted:
-                            log.info("%s is evicted: %s", attempt_id, why)
-                        await self._work.evict(attempt_id, why, grace_ms)
+                            log.info("%s is evicted: %s", attempt_id, reason)
+                        await self._work.evict(attempt_id, reason, grace_ms)
                         self._evicted = {evicted for evicted in self._evicted if evicted in self._work.running()} | {
                             attempt_id
                         }

@@ -90,7 +90,8 @@ class RayWorkers:
         below = (proc for raylet in self._known(at_ms) for proc in process_tree.listed_descendants(raylet, self.exempt))
         workers = {(proc.pid, proc.start): proc for proc in below if proc.pid not in self._agents}  # each once
         used = {key: (proc.own_ticks + proc.waited_ticks) * _TICK_MS for key, proc in workers.items()}
-        memory = sum(_private_bytes(pid) for pid, _ in workers)
+        statms = [process_tree.read_proc_file(f"/proc/{pid}/statm").split() for pid, _ in workers]
+        memory = sum(max(int(pages[1]) - int(pages[2]), 0) * _PAGE for pages in statms if len(pages) > 2)  # private
         if self._last is not None:
             before_ms, before = self._last
             spent = sum(max(cpu - before.get(key, 0), 0) for key, cpu in used.items())
@@ -175,11 +176,6 @@ def _is_below(proc: process_tree.Proc | None, roots: Collection[int], procs: Map
         seen.add(proc.pid)
         proc = procs.get(proc.parent)
     return False
-
-
-def _private_bytes(pid: int) -> int:
-    fields = (process_tree.read_proc_file(f"/proc/{pid}/statm") or b"").split()
-    return max(int(fields[1]) - int(fields[2]), 0) * _PAGE if len(fields) > 2 else 0
 
 
 MIN_FREE_INODES = 50

@@ -184,14 +184,14 @@ def run(session: CliSession, /, boost_id: str, **options: Any) -> int:
     program. Everything else is as with run-shared: output is shown as it comes, Ctrl-C cancels, and the exit code is
     the command's. When the boost is over the command is stopped.
     """
-    from distributed_grid.cli.commands.run import job_fields, run_job, upload_for
+    from distributed_grid.cli.commands.run import job_request, run_job, upload_for
 
     words = list(options["command"])
-    submission = {"boost_id": boost_id, **job_fields(words[1:] if words[0] == "--" else words, options)}
+    request = job_request(words[1:] if words[0] == "--" else words, options, {"boost_id": boost_id})
 
     def submit(client: Client) -> JobDetail:
         boost = required(client.get_boost(boost_id=boost_id).boost)
-        upload = upload_for(session, client, options, [required(boost.source_node)])
-        return client.run_in_boost(**submission, workdir=upload["workdir"])
+        there = request._replace(lease_node=required(boost.source_node))
+        return client.run_in_boost(**upload_for(session, client, there))
 
-    return run_job(session, options, submission["request_id"], submit)
+    return run_job(session, options, request.uid, submit)

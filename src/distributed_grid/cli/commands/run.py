@@ -24,27 +24,20 @@ from distributed_grid.cli.output import (
     write_output,
 )
 from distributed_grid.cli.request_options import job_options, placement_fields, placement_options, wait_option
-from distributed_grid.cli.returned_files import fetch_fields, show_delivery
+from distributed_grid.cli.returned_files import show_delivery
 from distributed_grid.cli.session import CliSession
 from distributed_grid.cli.signals import HangupWatch, handled_signals, raise_keyboard_interrupt
 from distributed_grid.cli.standard_streams import HANGUP_EXIT_CODE, HungUp, OutputFailed, flush_standard_streams
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import JsonObject, Part, present, required
-from distributed_grid.client.job_payload import (
-    caller_environment,
-    check_command,
-    check_ship,
-    require_utf8,
-    upload_workdir,
-)
+from distributed_grid.client.job_payload import NONE, require_utf8
+from distributed_grid.client.job_requests import WAIT_SECONDS, JobRequest, command_fields, current_directory
 from distributed_grid.client.operations import Operations
 from distributed_grid.errors import BadInput, GridError, TimedOut
 
 if TYPE_CHECKING:
     from distributed_grid.api.answers.jobs import JobDetail, JobRow
 
-WAIT_SECONDS = 300.0
-"""Wait for resources of a command that is followed; a detached one waits until it starts or is cancelled."""
 CANCEL_SECONDS = 3.0  # wait for the end of cancelled jobs
 DETACH_SECONDS = 5  # time of the control plane to note that a job was detached
 MAX_REASON_CHARS = 200
@@ -91,9 +84,8 @@ def run_shared(session: CliSession, /, **options: Any) -> int:
             raise BadInput("--shell takes the command as one quoted string")
         words = ["/bin/sh", "-c", words[0]]
     require_utf8(options["resource_type"] or "", options["priority"])
-    submission = {
+    fields = {
         **placement_fields(options),
-        **job_fields(words, options),
         "resource_type": options["resource_type"],
         "amount": options["amount"],
         "priority": options["priority"],
@@ -105,47 +97,35 @@ def run_shared(session: CliSession, /, **options: Any) -> int:
         "restartable": options["restartable"],
         "dry_run": options["dry_run"],
     }
-
-    def submit(client: Client) -> JobDetail:
-        upload = upload_for(session, client, options, submission["require"])
-        return client.submit_job(**submission | upload)
-
-    return run_job(session, options, submission["request_id"], submit)
+    request = job_request(words, options, fields)
+    return run_job(
+        session, options, request.uid, lambda client: client.submit_job(**upload_for(session, client, request))
+    )
 
 
-def job_fields(argv: list[str], options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a submission that every job has, with a new request id."""
-    require_utf8(options["job_id"])
-    check_ship(options["ship"])
-    variables = parse_variables(options["env"])
-    env = caller_environment(variables)
-    check_command(argv, env, variables)
-    return {
-        "request_id": os.urandom(16).hex(),
-        "argv": argv,
-        "job_id": options["job_id"],
-        "env": env,
-        "given": list(variables),
-        "cwd": "" if options["isolated"] else current_directory(),
-        **(fetch_fields(options, current_directory()) if options["fetch"] else {}),
-    }
-
-
-def upload_for(session: CliSession, client: Client, options: dict[str, Any], require: Sequence[str]) -> dict[str, Any]:
-    """Upload the working directory if the job may run on another machine; the fields that say so."""
-    welcome = client.greet()
-    upload = upload_workdir(
-        options["workdir"],
-        session.state_dir,
-        nodes=welcome.get("nodes", ()),
-        far=welcome.get("far_nodes", ()),
-        require=require,
+def job_request(argv: list[str], options: dict[str, Any], fields: dict[str, Any]) -> JobRequest:
+    """The submission of a command with these further fields, and the working directory that travels with it."""
+    workdir, fetch = options["workdir"], options["fetch"]
+    command = command_fields(
+        argv,
+        parse_variables(options["env"]),
+        job_id=options["job_id"],
+        directory="" if options["isolated"] and not fetch else current_directory(),
         isolated=options["isolated"],
         ship=options["ship"],
+        fetch=fetch,
+        fetch_to=os.path.abspath(workdir) if workdir and workdir != NONE else None,
+        overwrite=options["overwrite"],
     )
-    for note in upload.notes:
-        echo(f"grid: {note}", err=True)
-    return {"workdir": upload.workdir, "require": list(upload.require)}
+    return JobRequest({**fields, **command}, workdir, isolated=options["isolated"], ship=options["ship"])
+
+
+def upload_for(session: CliSession, client: Client, request: JobRequest) -> dict[str, Any]:
+    """The fields of a submission; its working directory is uploaded if the job may run on another machine."""
+    fields, notes = request.upload(session.state_dir, client.greet())
+    for note in notes:
+        echo(f"grid: {printable(note)}", err=True)
+    return fields
 
 
 def run_job(
@@ -242,16 +222,6 @@ def has_unread_input() -> bool:
     except OSError:  # it is closed
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
-
-
-def current_directory() -> str:
-    """The current directory, as the working directory of a job."""
-    try:
-        directory = os.getcwd()
-    except FileNotFoundError:
-        raise BadInput("the current directory does not exist any more; use --isolated") from None
-    require_utf8(directory)
-    return directory
 
 
 def parse_variables(given: tuple[str, ...]) -> dict[str, str]:

@@ -86,20 +86,18 @@ class ServerConnection:
     @classmethod
     def connect(cls, endpoint: Endpoint, *, seconds: float) -> ServerConnection:
         """Connect over the network; the certificate is checked by its fingerprint where the endpoint has one."""
+        sock: socket.socket | None = None
         try:
             sock = socket.create_connection((endpoint.host, endpoint.port), timeout=seconds)
-        except (OSError, UnicodeError) as error:  # the latter: nothing that a host can be called
-            raise ConnectionBroken(f"{endpoint.host}:{endpoint.port}: {error}") from None
-        try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if endpoint.fingerprint:
                 sock = connect_tls(sock, endpoint)
             return cls.handshake(sock, is_local=False)
-        except (OSError, ValueError) as error:
-            sock.close()
-            raise ConnectionBroken(f"{endpoint.host}:{endpoint.port}: {error}") from None
-        except BaseException:
-            sock.close()
+        except BaseException as error:
+            if sock is not None:
+                sock.close()
+            if isinstance(error, OSError | ValueError):  # the latter: an invalid host name
+                raise ConnectionBroken(f"{endpoint.host}:{endpoint.port}: {error}") from None
             raise
 
     @classmethod
@@ -111,11 +109,10 @@ class ServerConnection:
             with short_path(path) as name:
                 sock.connect(name)
             return cls.handshake(sock, is_local=True)
-        except OSError as error:
+        except BaseException as error:
             sock.close()
-            raise ConnectionBroken(f"{path}: {error.strerror or error}") from None
-        except BaseException:
-            sock.close()
+            if isinstance(error, OSError):
+                raise ConnectionBroken(f"{path}: {error.strerror or error}") from None
             raise
 
     @classmethod

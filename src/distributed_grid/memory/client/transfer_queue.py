@@ -80,11 +80,11 @@ def _populate(reference: _OwnerReference, start: int, end: int) -> None:
         if sys.getrefcount(reference.owner) <= _OWN_REFERENCES:
             return  # the reader has given up
         if _madvise(address, min(_AHEAD_BYTES, end - address), _MADV_POPULATE_WRITE) != 0:
-            return  # a kernel that does not know how: then each page is found when it is written
+            return  # a kernel without this call: each page is populated when it is written
 
 
 def _huge_pages(address: int, size: int) -> tuple[int, int]:
-    """Range of huge pages within this one; empty where that is not worth it."""
+    """Range of huge pages within this one; empty if they are not worth it."""
     if size < 2 * HUGE_PAGE_BYTES:
         return 0, 0
     return -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, (address + size) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES

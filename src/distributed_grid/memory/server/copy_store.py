@@ -1,7 +1,7 @@
 """Store of the copies one server holds: made by the first valid ticket, changed chunk by chunk, freed for good.
 
-A copy that was freed is not made again by an old ticket: its tombstone is in the journal (`tombstones.py`). A higher
-generation in a ticket is news; a lower one is out of date. A write that does not match its digest, or meets a frozen
+A copy that was freed is not made again by an old ticket: its tombstone is in the journal (`write_journal.py`). A higher
+generation in a ticket counts; a lower one is out of date. A write that does not match its digest, or meets a frozen
 copy, changes nothing. A part of a chunk is read or written only where the whole chunk was verified, now or within the
 last seconds: hashing 256 KiB for each 4 KiB costs more than sending them.
 """
@@ -68,7 +68,7 @@ class CopyStore:
     # ------------------------------------------------------------------ taking over
 
     def take_over(self, copies: list[CopyFile]) -> int:
-        """Hold these copies and those on disk, and finish interrupted frees and writes; how many writes those were."""
+        """Hold these copies and those on disk, finish interrupted frees and writes; returns the number of writes."""
         for backing in (*copies, *load_copies(self.spill)):
             if backing.copy in self.tombstones:
                 backing.remove()
@@ -170,7 +170,7 @@ class CopyStore:
     # ------------------------------------------------------------------ data
 
     def write(self, backing: CopyFile, offset: int, slot: Slot, length: int, digest: int) -> FrameStatus:
-        """Write verified data from a slot: all of them, or none."""
+        """Write all verified data from a slot, or none."""
         index = offset // CHUNK_BYTES
         whole = length == backing.chunk_length(index)
         self._touched.add(backing.copy)
@@ -221,7 +221,7 @@ class CopyStore:
     def read(self, backing: CopyFile, offset: int, view: memoryview) -> int:
         """Fill the view from within one chunk; its digest, or 0: these are zeros, and the view is as it was.
 
-        A part of a chunk is read only when the whole chunk is as it was written; -1 where it is not.
+        A part of a chunk is read only if the whole chunk matches its digest; -1 if it does not.
         """
         index = offset // CHUNK_BYTES
         stored = backing.digests[index]
@@ -250,7 +250,7 @@ class CopyStore:
         return digest
 
     def read_small(self, backing: CopyFile, offset: int, length: int) -> bytes | None:
-        """A few bytes of a chunk that was verified within the last seconds; None where it was not."""
+        """A few bytes of a chunk that was verified within the last seconds; else None."""
         if (backing, offset // CHUNK_BYTES) not in self._verified:
             return None
         self.counters.reads += 1
@@ -259,7 +259,7 @@ class CopyStore:
         return data if len(data) == length else None
 
     def _load_chunk(self, backing: CopyFile, index: int) -> memoryview | None:
-        """A whole chunk, verified; None where it is not as it was written."""
+        """A whole chunk, verified; None if it does not match its digest."""
         chunk = self._scratch[: backing.chunk_length(index)]
         stored = backing.digests[index]
         if stored == 0:
@@ -289,7 +289,7 @@ class CopyStore:
     # ------------------------------------------------------------------ freeing
 
     def free(self, copy: str, now: int) -> None:
-        """Free a copy; where it is not there, an old ticket will not make it either.
+        """Free a copy; if it is not there, an old ticket will not make it either.
 
         The tombstone comes first: a server that dies before it leaves the copy to the repeated order, one that dies
         after it leaves the rest to `take_over`.
@@ -310,7 +310,7 @@ class CopyStore:
         backing.remove()
 
     def expire(self, now: int) -> None:
-        """Drop tombstones of which no ticket is left, and what was verified seconds ago."""
+        """Drop tombstones without a valid ticket, and forget chunks that were verified seconds ago."""
         if now >= self._verified_until:
             self._verified_until = now + VERIFIED_MS
             self._verified.clear()

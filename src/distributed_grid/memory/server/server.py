@@ -57,7 +57,7 @@ class ReplicationTask:
         self.is_cancelled = False
 
     def run(self) -> str:
-        """Make it; the problem, or nothing."""
+        """Make the replica; the problem, or nothing."""
         try:
             if read_claims(self.order.ticket.claims).size != self.size:
                 raise GridError("the ticket is for a block of another size")
@@ -371,7 +371,7 @@ class MemoryServer:
 
 
 def start_server(sock: socket.socket) -> MemoryServer | None:
-    """Receive the configuration from the supervisor; None where a server cannot start with it, which is reported."""
+    """Receive the configuration from the supervisor; None if no server can start with it, which is reported."""
     control = messages.ControlSocket(sock)
     held: list[CopyFile] = []
     journal: WriteJournal | None = None

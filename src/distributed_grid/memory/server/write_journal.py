@@ -3,7 +3,7 @@
 An intent is valid only while its slot holds all data; then the data are written, then their digest, then the intent is
 cleared. A server that dies in between leaves enough for the next to finish, and finishing twice is the same as once.
 The journal for copies in memory is a memfd, held by supervisor and server like the copies, and ends with the tombstones
-(`tombstones.py`); that for copies on disk is a file beside them.
+(`Tombstones`); that for copies on disk is a file beside them.
 
 A freed copy is not made again by an old ticket, even after the server was killed: its tombstone is recorded before the
 copy is removed, and the next server reads it. A tombstone lasts for two lifetimes of a ticket. The ring has a fixed
@@ -96,7 +96,7 @@ class Tombstones:
             self._write_header(self._written, floor_boot_ms)
 
     def expire(self, now: int) -> None:
-        """Drop those for which no valid ticket can be left, some at a time; an empty ring gives its memory back."""
+        """Drop tombstones without a valid ticket, some at a time; an empty ring gives its memory back."""
         for digest, until in list(islice(self._until.items(), _EXPIRE_BATCH)):
             if until > now:
                 break
@@ -173,7 +173,7 @@ class WriteJournal:
         self._map[offset : offset + 4] = b"\0\0\0\0"
 
     def replay(self, held: Mapping[str, CopyFile]) -> int:
-        """Finish the intended writes to these copies; how many they were."""
+        """Finish the intended writes to these copies; returns their number."""
         done = 0
         scratch = memoryview(bytearray(CHUNK_BYTES))
         for slot in self.slots:

@@ -199,7 +199,7 @@ class ServerLink:
                 self._on_lost()
 
     async def wait_until(self, reached: Callable[[], bool], seconds: float) -> bool:
-        """Wait for what the server reports or does; whether it came in time."""
+        """Wait for a state of the server; True if it came in time."""
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 while not reached():
@@ -253,7 +253,7 @@ class ServerIdentity:
             self.order = order
 
     def must_restart_for(self, order: ServeMemoryOrder, ready: messages.ServerReady) -> bool:
-        """Whether the server has to be replaced for this order."""
+        """True if the server has to be replaced for this order."""
         if self.order is not None and self.order.node not in ("", order.node):
             return False
         moved = (order.host or DEFAULT_HOST) != ready.endpoint.host
@@ -284,7 +284,7 @@ class ServerIdentity:
         )
 
     def adopt(self, ready: messages.ServerReady) -> bool:
-        """Continue as this server; whether it has to be sent another hold than it has."""
+        """Continue as this server; True if it needs another hold than it has."""
         endpoint = ready.endpoint
         self._incarnation = (endpoint.incarnation, ready.key)
         self._address = (endpoint.host, endpoint.port)
@@ -392,7 +392,7 @@ class PendingOrders:
         self._is_needed = is_needed
         self._report = report
         self._replicas: dict[tuple[str, int], messages.MakeReplica] = {}
-        self._to_free: dict[str, bool] = {}  # and whether this server was asked
+        self._to_free: dict[str, bool] = {}  # True once this server has the order
         self._freed: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -408,7 +408,7 @@ class PendingOrders:
             self._timer = None
 
     def make_copy(self, order: MakeCopyOrder) -> None:
-        """Have a copy made elsewhere, and report how that went; an order given twice is done once."""
+        """Have a copy made elsewhere, and report the result; a repeated order is done once."""
         if not self._is_needed():
             self._report(CopyMadeReport(order.source, order.generation, "no memory server runs here"))
             return

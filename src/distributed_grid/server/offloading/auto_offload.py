@@ -19,9 +19,9 @@ from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.reactor.pressure import MAX_MOVES_PER_LOOK, is_enabled
 
 FIRST_EVALUATION_SECONDS = 5.0
-"""The first evaluation is so soon: by then the nodes have reported, and what lasts is counted from it."""
+"""Delay of the first evaluation: by then the nodes have reported; durations count from it."""
 AHEAD_MS = 300_000
-"""So far ahead the memory of nodes is forecast, where there are blocks that could leave in time."""
+"""Horizon of the memory forecast, for nodes with blocks that could leave in time."""
 log = logging.getLogger(__name__)
 
 
@@ -81,7 +81,7 @@ class AutoOffloader:
                 log.exception("automatic offloading could not evaluate the nodes")
 
     async def evaluate(self) -> None:
-        """Evaluate once, and do what follows; nothing while it is off and nothing has to be undone."""
+        """Evaluate once and act; do nothing while it is off and no node is degraded."""
         is_on, is_degraded, lenders = await self._grid.read(
             lambda ledger, now: (
                 self.rules is not None and is_enabled(ledger, self.offload),
@@ -93,7 +93,7 @@ class AutoOffloader:
             readings = await self._monitor.readings(AHEAD_MS if lenders else 0, only=lenders) if is_on else ()
             ids = tuple(f"{MOVE_PREFIX}{secrets.token_hex(6)}" for _ in range(MAX_MOVES_PER_LOOK if is_on else 0))
             await self._grid.handle(OffloadPressureRead(readings, self.rules, self.offload, ids))
-        # Alert of what is new since the last evaluation; what was so at the start of the control plane is known.
+        # Alerts report changes since the last evaluation, none for the state at the start of the control plane.
         now, degraded, stopped = await self._grid.read(
             lambda ledger, now: (
                 now,

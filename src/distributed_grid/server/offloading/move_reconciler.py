@@ -72,12 +72,12 @@ class ShippedTree(Struct, frozen=True):
 
 
 class _ChangedMeanwhile(Exception):
-    """A file is not what it was when it was listed."""
+    """A file has changed since it was listed."""
 
 
 async def ship_tree(store: ContentStore, listing: AttemptOutputFile, read: Read, *, still: bool) -> ShippedTree:
-    """Store what a directory holds, and its manifest. With `still` nothing may change meanwhile: NotFound where it
-    does. BadInput where it is too large, or has a link that leads outside."""
+    """Store the files of a directory, and its manifest. With `still` nothing may change meanwhile: NotFound if a file
+    does. BadInput if it is too large, or has a link that leads outside."""
     tree = manifest_of(listing.entries)
     links = {to_bytes(entry.path): to_bytes(entry.target) for entry in tree.entries if entry.kind == "link"}
     for path, target in links.items():
@@ -141,8 +141,8 @@ class ResultCollector:
         self._files = files
 
     async def collect(self, move: Move) -> tuple[str, str]:
-        """The manifest of what the job has written (empty: nothing), and what of it is lost. Unreachable where it has
-        to be tried again."""
+        """Manifest of the files that the job has written (empty: none), and the reason of losses. Unreachable if it
+        has to be tried again."""
         attempt = Attempt(number=0, lease_id=move.ran_as, node=move.ran_on, fence=0, assigned_at_ms=0)
         problems: list[str] = []
         try:
@@ -230,7 +230,7 @@ def stream_files(process: MovedProcess) -> dict[str, list[int]]:
         path = os.path.relpath(stream.path, process.cwd)
         try:
             split_path(to_bytes(path))
-        except ProtocolError:  # not below it
+        except ProtocolError:  # outside the directory
             continue
         files.setdefault(path, []).append(number)
     return files
@@ -314,7 +314,7 @@ class MoveReconciler:
             await self._record(MoveShipped(move.id, shipped.digest, total, shipped.left_out))
 
     async def _ship_difference(self, move: Move) -> None:
-        """Ship what has changed while the original stands still: every moment counts, nothing is tried twice."""
+        """Ship the changed files while the original stands still: every moment counts, nothing is tried twice."""
         try:
             shipped = await self._ship_tree(move, still=True)
         except GridError as failure:
@@ -368,7 +368,7 @@ class MoveReconciler:
     # ------------------------------------------------------------------ reporting
 
     async def _record(self, event: Event) -> None:
-        """Report what was done; a move that has ended meanwhile does not mind."""
+        """Report an event; the refusal of a move that has ended meanwhile is harmless."""
         try:
             await self._grid.handle_with_retry(event)
         except GridError as refusal:

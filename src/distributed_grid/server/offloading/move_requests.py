@@ -49,7 +49,7 @@ def process_move(
     """The move of a process: the same command in its directory, with the variables that its user has named."""
     request = Request(
         id=move_id, user=GRID_USER, ask=proposal.ask, require=(proposal.target,), wait_ms=0, target=proposal.node
-    )  # the original may grow: no limit is set by what it used so far
+    )  # the original may grow: its use so far sets no limit
     return Move(
         id=move_id,
         user=process.user,
@@ -79,7 +79,7 @@ def process_move(
 
 
 def check_input(process: ProcessInfo) -> None:
-    """Refuse a process that reads what a job would not: its input would be empty elsewhere."""
+    """Refuse a process whose standard input a job would not have: it would be empty elsewhere."""
     given = process.streams[0] if process.streams else StandardStream()
     if given.kind not in (StreamKind.NULL, StreamKind.CLOSED) and not _input_file(process):
         named = f" ({given.path})" if given.path else ""

@@ -27,7 +27,7 @@ from distributed_grid.client.task_descriptions import task_fields
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.jobs import Attempt, Ending, Job, JobEstimate
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rows import Row
+from distributed_grid.domain.rows import Row, decode_as
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import EndedRow, Store
 from distributed_grid.prediction.task_runs import (
@@ -41,7 +41,6 @@ from distributed_grid.prediction.task_runs import (
     typed_task_shape,
 )
 from distributed_grid.server.prediction.service import PredictionService
-from distributed_grid.server.services.records import ended_job
 
 MAX_INPUT_FILES = 64
 MAX_INPUT_SECONDS = 0.5  # wait for the sizes of input files: a network disk may not answer
@@ -169,7 +168,7 @@ class RunRecorder:
             self._record(job, job.attempts)
         for first in range(0, len(ended), CATCH_UP_STEP):
             for row in ended[first : first + CATCH_UP_STEP]:
-                job = ended_job(row)
+                job = decode_as(Job, row.blob)
                 self._record(job, job.attempts)
             await asyncio.sleep(0)
 

@@ -199,7 +199,7 @@ class PredictionService:
         viewer: Callable[[], Viewer],
         cutoff_ms: Callable[[int], int] | None = None,
     ) -> None:
-        """`cutoff_ms` says before which time of the grid a run is older than so long."""
+        """`cutoff_ms` converts an age into a time of the grid."""
         self._pool = PredictorPool(history, settings)
         self._settings = settings
         self._update_interval_seconds = update_interval_seconds

@@ -130,7 +130,7 @@ class RayPorts:
         return self.settings != before
 
     def reserve(self) -> None:
-        """Keep other clones from choosing these ports, as far as none has them already."""
+        """Keep other clones from choosing those of these ports that none of them has."""
         if self._config.is_simulated(self._config.head):
             for port in self._read().values():
                 self._reserve(port)

@@ -273,8 +273,13 @@ class BoostService:
                 while True:
                     changed.clear()
                     lease = await find_lease(self._grid, lease_id, exact=True)
-                    if lease.is_over:
-                        return _ended_boost(lease, just_now=was_alive)
+                    if lease.is_over:  # requested again after its end, or it ended before it could be used
+                        if not lease.granted_at_ms:
+                            raise TimedOut(f"{NO_ROOM}: {lease.detail}")
+                        if was_alive or lease.end is LeaseEnd.FAILED:
+                            reason = f"{lease.node}: {lease.detail or lease.end}"
+                            raise Refused(f"{NO_ROOM}: {reason}; nothing of it is held", (reason,))
+                        return lease
                     if lease.state is LeaseState.ACTIVE or lease.recovered:
                         return lease
                     was_alive = True
@@ -318,16 +323,6 @@ class BoostService:
 
     async def _row(self, lease: Lease) -> BoostRow:
         return await self._grid.read(lambda ledger, now: BoostRow.of(self._viewer(), ledger, lease))
-
-
-def _ended_boost(lease: Lease, *, just_now: bool) -> Lease:
-    """A boost that was requested again after its end; one that ended before it could be used is refused."""
-    if not lease.granted_at_ms:
-        raise TimedOut(f"{NO_ROOM}: {lease.detail}")
-    if just_now or lease.end is LeaseEnd.FAILED:
-        why = f"{lease.node}: {lease.detail or lease.end}"
-        raise Refused(f"{NO_ROOM}: {why}; nothing of it is held", (why,))
-    return lease
 
 
 def _check_nodes(op: requests.RequestBoost, ledger: Ledger) -> None:

@@ -348,7 +348,17 @@ class DaemonService:
         """The wall clocks of the control plane and of the nodes on other machines, with their pending jumps."""
         state = self._ages.look()
         by_ms = state.jump.by_ms if state.jump is not None else 0
-        others = await self._grid.read(_other_clocks)
+
+        def other_clocks(ledger: Ledger, now: int) -> list[ClockRow]:
+            nodes = (node.name for node in ledger.nodes.values() if node.host not in ("local", PULL_HOST))
+            observations = (ledger.observations.get(name) for name in nodes)
+            return [
+                ClockRow.of(seen.node, 0 if seen.clock_confirmed else seen.clock_jump_ms, seen.clock_waits_ms)
+                for seen in observations
+                if seen is not None
+            ]
+
+        others = await self._grid.read(other_clocks)
         return ClockList([ClockRow.of(None, by_ms, state.waits_ms), *others])
 
     @endpoint(ADMIN)
@@ -410,13 +420,3 @@ class DaemonService:
     def _set_keep_running(self, keep_running: bool) -> None:
         self._idle_timer.keep_running = keep_running
         save_selection(self._selected, self._state_dir, stay=keep_running)
-
-
-def _other_clocks(ledger: Ledger, now: int) -> list[ClockRow]:
-    nodes = (node.name for node in ledger.nodes.values() if node.host not in ("local", PULL_HOST))
-    observations = (ledger.observations.get(name) for name in nodes)
-    return [
-        ClockRow.of(seen.node, 0 if seen.clock_confirmed else seen.clock_jump_ms, seen.clock_waits_ms)
-        for seen in observations
-        if seen is not None
-    ]

@@ -39,6 +39,7 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MOVE_PREFIX, Move
 from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.rows import decode_as
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, NotFound
 from distributed_grid.ports import Store
@@ -52,7 +53,6 @@ from distributed_grid.server.services.records import (
     DecisionRecord,
     choice_in,
     decode_record,
-    ended_move,
     event_record,
     find_job,
     find_lease,
@@ -221,7 +221,7 @@ async def _moves_of(grid: Grid, job: Job) -> list[Move]:
 
     def ended(store: Store) -> list[Move]:
         rows = store.ended(Move.kind, user=job.request.user, since_ms=job.submitted_at_ms, limit=MAX_MOVES)
-        return [move for move in map(ended_move, rows) if move.job == job.uid]
+        return [move for row in rows if (move := decode_as(Move, row.blob)).job == job.uid]
 
     current = await grid.read(lambda ledger, now: ledger.moves.get(ledger.moves_by_job.get(job.uid, "")))
     found = {move.id: move for move in reversed(await grid.query(ended))}

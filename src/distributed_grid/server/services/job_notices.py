@@ -31,7 +31,8 @@ class JobNotices:
     async def read_new(self, job: Job) -> list[JobNotice]:
         """The notices that are new, in their order."""
         is_paused = job.state is JobState.PAUSED
-        may_have_news = is_paused or self._was_paused or len(job.attempts) > 1 or _is_requeued(job)
+        is_requeued = job.state is JobState.QUEUED and bool(job.attempts)
+        may_have_news = is_paused or self._was_paused or len(job.attempts) > 1 or is_requeued
         self._was_paused = self._was_paused or is_paused
         if not may_have_news:
             return []
@@ -44,10 +45,6 @@ class JobNotices:
             self._seen = rows[-1].seq
         notices = (notice_of(row, job.id) for row in rows)
         return [notice for notice in notices if notice is not None]
-
-
-def _is_requeued(job: Job) -> bool:
-    return job.state is JobState.QUEUED and bool(job.attempts)
 
 
 def notice_of(row: EventRow, job_id: str) -> JobNotice | None:

@@ -45,7 +45,7 @@ from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 from distributed_grid.server.endpoints import READ, USER, endpoint, get, post
-from distributed_grid.server.pages import HistoryList, Order, select_page
+from distributed_grid.server.pages import HistoryList, select_page
 from distributed_grid.server.prediction.job_runs import JobSizer
 from distributed_grid.server.services.job_notices import JobNotices, attempt_line
 from distributed_grid.server.services.leases import RequestConverter
@@ -335,42 +335,47 @@ class JobService:
     async def list(self, op: requests.ListJobs, caller: Caller) -> EncodedAnswer[JobList]:
         """A page of the jobs: the living ones, then those that have ended, the newest in the first page and last in
         each page."""
-        reader = caller.reader
-        return await self._renderer.shared(("jobs", op, reader), lambda: self._render_list(op, reader))
 
-    async def _render_list(self, op: requests.ListJobs, reader: str | None) -> EncodedAnswer[JobList]:
-        states: Counter[str] = Counter()
+        async def render() -> EncodedAnswer[JobList]:
+            states: Counter[str] = Counter()
 
-        def fits(job: Job) -> bool:
-            if op.user not in (None, job.request.user):
-                return False
-            states[job.state] += 1
-            return op.state in (None, job.state)
+            def fits(job: Job) -> bool:
+                if op.user not in (None, job.request.user):
+                    return False
+                states[job.state] += 1
+                return op.state in (None, job.state)
 
-        wants_ended = op.state in (None, JobState.ENDED)
-        async with self._renderer.answer(max_rows=op.limit) as writer:
-            page = await self._jobs.page(
-                op.cursor,
-                op.limit,
-                choose=lambda living: self._grid.slices.select(living, fits),
-                fits=(lambda row: True) if wants_ended else None,
-                user=op.user,
-            )
-            if kept := await self._grid.query(lambda store: store.count_ended("job", user=op.user)):
-                states[JobState.ENDED] = kept
-            writer.field("total", states.total())
-            writer.field("by_state", dict(states))
-            viewer = self._viewer().for_reader(reader)
-            return await writer.page(
-                "jobs", page, lambda row: JobRow.listed(viewer, self._jobs.decode(row)), last_first=True
-            )
+            wants_ended = op.state in (None, JobState.ENDED)
+            async with self._renderer.answer(max_rows=op.limit) as writer:
+                page = await self._jobs.page(
+                    op.cursor,
+                    op.limit,
+                    choose=lambda living: self._grid.slices.select(living, fits),
+                    fits=(lambda row: True) if wants_ended else None,
+                    user=op.user,
+                )
+                if kept := await self._grid.query(lambda store: store.count_ended("job", user=op.user)):
+                    states[JobState.ENDED] = kept
+                writer.field("total", states.total())
+                writer.field("by_state", dict(states))
+                viewer = self._viewer().for_reader(caller.reader)
+                return await writer.page(
+                    "jobs", page, lambda row: JobRow.listed(viewer, self._jobs.decode(row)), last_first=True
+                )
+
+        return await self._renderer.shared(("jobs", op, caller.reader), render)
 
     @endpoint(READ)
     async def list_live(self, op: requests.ListLiveJobs, caller: Caller) -> LiveJobs:
         """The uids of the caller's jobs that have not ended, the oldest first."""
         own = await self._grid.scan(lambda ledger: ledger.jobs.values(), lambda job: job.request.user == caller.user)
         page = await select_page(
-            self._grid.slices, own, _submission, name="live jobs", cursor=op.cursor, limit=op.limit
+            self._grid.slices,
+            own,
+            lambda job: (job.submitted_at_ms, job.uid),
+            name="live jobs",
+            cursor=op.cursor,
+            limit=op.limit,
         )
         return LiveJobs([job.uid for job in page.rows], page.next())
 
@@ -445,25 +450,19 @@ class JobService:
     @endpoint(READ)
     async def wait(self, op: requests.WaitForJob, caller: Caller) -> JobDetail:
         job = await find_job(self._grid, op.job_id)
-        if not job.is_over:
-            try:
-                async with asyncio.timeout(op.timeout_seconds):
-                    job = await self._until_over(job)
-            except TimeoutError:
-                raise TimedOut(f"{job.id} is still {job.state} after {op.timeout_seconds:g} s") from None
-        return JobDetail(job=JobRow.of(self._viewer().for_reader(caller.reader), job))
-
-    async def _until_over(self, job: Job) -> Job:
         changed = self._grid.watch(job.uid)
         try:
-            while not job.is_over:
-                if self._grid.ledger.jobs.get(job.uid) is job:  # else it has changed since it was read
-                    await changed.wait()
-                changed.clear()
-                job = self._grid.recently_ended(job.uid) or await find_job(self._grid, job.uid)
-            return job
+            async with asyncio.timeout(op.timeout_seconds):
+                while not job.is_over:
+                    if self._grid.ledger.jobs.get(job.uid) is job:  # else it has changed since it was read
+                        await changed.wait()
+                    changed.clear()
+                    job = self._grid.recently_ended(job.uid) or await find_job(self._grid, job.uid)
+        except TimeoutError:
+            raise TimedOut(f"{job.id} is still {job.state} after {op.timeout_seconds:g} s") from None
         finally:
             self._grid.unwatch(job.uid, changed)
+        return JobDetail(job=JobRow.of(self._viewer().for_reader(caller.reader), job))
 
     @endpoint(READ, streams=True)
     async def read_logs(self, op: requests.ReadLogs, caller: Caller, sink: OutputSink) -> JobDetail:
@@ -493,10 +492,6 @@ class JobService:
     async def fetch_files(self, op: requests.FetchFiles, caller: Caller, sink: FileSink) -> FetchedFiles:
         """Send the files that a job left in its directory; the totals."""
         return await send_files(self._files, await self.find_own(op.job_id, caller), op.patterns, sink)
-
-
-def _submission(job: Job) -> Order:
-    return job.submitted_at_ms, job.uid
 
 
 def fetch_order(op: requests.SubmitJob | requests.CommandInLease) -> FetchOrder | None:

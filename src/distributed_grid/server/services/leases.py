@@ -272,22 +272,18 @@ class LeaseService:
         try:
             async with asyncio.timeout(self._engine_seconds):
                 while key := await self._grid.read(unaware):
-                    await self._until_changed(key)
+                    changed = self._grid.watch(key)
+                    try:
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(CHANGE_SECONDS):  # it may have changed before we looked
+                                await changed.wait()
+                    finally:
+                        self._grid.unwatch(key, changed)
         except TimeoutError:
             raise Unreachable(
                 f"{lease.engine} has not acknowledged it within {self._engine_seconds:g} s: {lease.id} ends at "
                 f"{self._viewer().time(lease.ends_at_ms)}, and {lease.engine} hears of it when it answers"
             ) from None
-
-    async def _until_changed(self, key: str) -> None:
-        """Wait for a change of a row, a moment at most: it may have changed before we looked."""
-        changed = self._grid.watch(key)
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CHANGE_SECONDS):
-                    await changed.wait()
-        finally:
-            self._grid.unwatch(key, changed)
 
 
 def _is_pending(lease: Lease) -> bool:

@@ -195,7 +195,38 @@ class MemoryService:
     @endpoint(READ)
     async def stats(self, op: requests.GetMemoryStats, caller: Caller) -> MemoryStats:
         """Usage of the pool, in all and by node."""
-        return await self._grid.read(_stats)
+
+        def stats(ledger: Ledger, now: int) -> MemoryStats:
+            held: dict[str, list[int]] = {}
+            for block in ledger.blocks.values():
+                for place in block.places:
+                    held.setdefault(place.node if not place.on_disk else "disk", []).append(block.size_bytes)
+            nodes, columns = [], ledger.columns
+            for name, node in ledger.nodes.items():
+                if node.is_pull:  # it has no agent, and so no memory server
+                    continue
+                row, lender, sizes = columns.row_of(name), ledger.memory_servers.get(name), held.get(name, ())
+                nodes.append(
+                    LenderRow(
+                        node=name,
+                        blocks=len(sizes),
+                        bytes=sum(sizes),
+                        free_bytes=max(int(columns.memory[row]), 0) if columns.open[row] else 0,
+                        serving=lender is not None,
+                        address=f"{lender.host}:{lender.port}" if lender is not None else "",
+                    )
+                )
+            live = [block for block in ledger.blocks.values() if not block.freeing]
+            return MemoryStats(
+                blocks=len(live),
+                bytes=sum(block.size_bytes for block in live),
+                bytes_on_disk=sum(held.get("disk", ())),
+                moving=sum(block.moving is not None for block in live),
+                lost=sum(block.lost for block in live),
+                nodes=nodes,
+            )
+
+        return await self._grid.read(stats)
 
     def _located(self, ledger: Ledger, block: Block, now: int) -> LocatedBlock:
         places = [_place(ledger, block, copy, now) for copy in block.places]
@@ -244,34 +275,3 @@ def _resolve(ledger: Ledger, block_id: str, name: str, caller: Caller) -> Block:
         raise Ambiguous(f"{block_id!r} fits several: {', '.join(ids[:5])}", ids)
     caller.must_own(blocks[0].user, f"block {blocks[0].id}")
     return blocks[0]
-
-
-def _stats(ledger: Ledger, now: int) -> MemoryStats:
-    held: dict[str, list[int]] = {}
-    for block in ledger.blocks.values():
-        for place in block.places:
-            held.setdefault(place.node if not place.on_disk else "disk", []).append(block.size_bytes)
-    nodes, columns = [], ledger.columns
-    for name, node in ledger.nodes.items():
-        if node.is_pull:  # it has no agent, and so no memory server
-            continue
-        row, lender, sizes = columns.row_of(name), ledger.memory_servers.get(name), held.get(name, ())
-        nodes.append(
-            LenderRow(
-                node=name,
-                blocks=len(sizes),
-                bytes=sum(sizes),
-                free_bytes=max(int(columns.memory[row]), 0) if columns.open[row] else 0,
-                serving=lender is not None,
-                address=f"{lender.host}:{lender.port}" if lender is not None else "",
-            )
-        )
-    live = [block for block in ledger.blocks.values() if not block.freeing]
-    return MemoryStats(
-        blocks=len(live),
-        bytes=sum(block.size_bytes for block in live),
-        bytes_on_disk=sum(held.get("disk", ())),
-        moving=sum(block.moving is not None for block in live),
-        lost=sum(block.lost for block in live),
-        nodes=nodes,
-    )

@@ -120,7 +120,12 @@ class NodeService:
             async with self._renderer.answer(max_rows=op.limit) as writer:
                 all_names = await self._grid.read(lambda ledger, now: tuple(names_of(ledger)))
                 names = await select_page(
-                    self._grid.slices, all_names, _by_name, name=list_name, cursor=op.cursor, limit=op.limit
+                    self._grid.slices,
+                    all_names,
+                    lambda name: (0, name),
+                    name=list_name,
+                    cursor=op.cursor,
+                    limit=op.limit,
                 )
                 rows = await self._grid.read_each(lambda ledger: names.rows, rows_of(viewer), limit=op.limit + 1)
                 shown = rows
@@ -223,8 +228,20 @@ class NodeService:
     @endpoint(ADMIN, keeps_config=True)
     async def drain(self, op: requests.DrainNode, caller: Caller, report: Callable[[NodeStep], None]) -> DrainAnswer:
         """Return everything the node lends to its owner, reporting progress; or with `off` let it lend again."""
+
+        def is_alive(ledger: Ledger, now: int) -> bool:
+            return ledger.nodes[op.node].state is NodeState.ALIVE
+
         if op.off:
-            return await self._resume(op.node)
+            await self._grid.handle(NodeResumed(op.node))
+            try:
+                async with asyncio.timeout(RESUME_SECONDS):
+                    while not await self._grid.read(is_alive):
+                        await asyncio.sleep(POLL_SECONDS)
+                detail = "lends again"
+            except TimeoutError:
+                detail = "lends again as soon as its agent is heard"
+            return DrainAnswer(op.node, cooling=False, given_back=0, detail=detail)
         before = await self._grid.read(lambda ledger, now: len(ledger.leases_on.get(op.node, ())))
         reason = f"{op.node} cools down: {caller.user} wants it back"
         await self._grid.handle(NodeDrained(op.node, reason, cooling=True))
@@ -236,21 +253,6 @@ class NodeService:
             meanwhile="it lends nothing new, and goes on taking back",
         )
         return DrainAnswer(op.node, cooling=True, given_back=before, detail="its owner has everything back")
-
-    async def _resume(self, name: str) -> DrainAnswer:
-        await self._grid.handle(NodeResumed(name))
-
-        def is_alive(ledger: Ledger, now: int) -> bool:
-            return ledger.nodes[name].state is NodeState.ALIVE
-
-        try:
-            async with asyncio.timeout(RESUME_SECONDS):
-                while not await self._grid.read(is_alive):
-                    await asyncio.sleep(POLL_SECONDS)
-            detail = "lends again"
-        except TimeoutError:
-            detail = "lends again as soon as its agent is heard"
-        return DrainAnswer(name, cooling=False, given_back=0, detail=detail)
 
 
 async def wait_until_alive(
@@ -320,10 +322,6 @@ def stopping_message(command: str) -> str:
 
 def _leases(count: int) -> str:
     return f"{count} lease{'' if count == 1 else 's'}"
-
-
-def _by_name(name: str) -> Order:
-    return 0, name
 
 
 def _by_request(row: tuple[Lease, Job | None]) -> Order:

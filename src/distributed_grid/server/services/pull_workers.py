@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -206,8 +206,21 @@ class PullWorkerService:
                 if lease.request.task or (lease.job and lease.request.runs_on is not NodeKind.AGENT)
             ]
 
-        def resources(ledger: Ledger, name: str, now: int) -> list[tuple[str, NodeResources]]:
-            return [(name, _resources(ledger, ledger.nodes[name]))] if name in ledger.nodes else []
+        def resources(ledger: Ledger, name: str, now: int) -> Sequence[tuple[str, NodeResources]]:
+            if (node := ledger.nodes.get(name)) is None:
+                return ()
+            claims, lends = ledger.claims_on(name), ledger.lends(name)
+            if not ledger.columns.open[ledger.columns.rows[name]]:
+                lends = Capacity()
+            free = Capacity(
+                max(lends.cpu_milli - claims.cpu_milli, 0),
+                max(lends.memory_bytes - claims.memory_bytes, 0),
+                tuple(device for device in lends.gpus if claims.free_milli(device) > 0),
+            )
+            physical = dict(node.labels).get(PHYSICAL_CORES, "")
+            cores = int(physical) if physical.isdecimal() else 0
+            gpu_bytes = sum(claims.free_memory(device) for device in free.gpus)
+            return [(name, NodeResources.of(node.capacity, free, gpu_bytes, cores))]
 
         workers = await self._grid.read_each(lambda ledger: ledger.nodes, resources)
         reservations = sorted(await self._grid.read(reserved), key=lambda row: row[0].asked_at_ms)
@@ -261,18 +274,3 @@ def _reservation(worker: str, ask: Amounts, task: str) -> Request:
 
 def _misfit(reason: str) -> WorkerFit:
     return WorkerFit(available=False, reasons=[reason], fitness=0.0)
-
-
-def _resources(ledger: Ledger, node: Node) -> NodeResources:
-    """Resources of a node, in all and left to lend."""
-    claims, lends = ledger.claims_on(node.name), ledger.lends(node.name)
-    if not ledger.columns.open[ledger.columns.rows[node.name]]:
-        lends = Capacity()
-    free = Capacity(
-        max(lends.cpu_milli - claims.cpu_milli, 0),
-        max(lends.memory_bytes - claims.memory_bytes, 0),
-        tuple(device for device in lends.gpus if claims.free_milli(device) > 0),
-    )
-    physical = dict(node.labels).get(PHYSICAL_CORES, "")
-    gpu_bytes = sum(claims.free_memory(device) for device in free.gpus)
-    return NodeResources.of(node.capacity, free, gpu_bytes, int(physical) if physical.isdecimal() else 0)

@@ -22,7 +22,7 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move
-from distributed_grid.domain.rows import decode_row
+from distributed_grid.domain.rows import decode_as
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, BadInput, NotFound
 from distributed_grid.ports import EndedFilters, EndedRow, EventRow, Store
@@ -56,10 +56,10 @@ async def find_other_job(grid: Grid, name: str, living: Sequence[Job], *, exact:
 
     def ended(store: Store) -> list[Job]:
         rows = store.ended("job", key=name, limit=1) or store.ended("job", request_id=name, limit=1)
-        return [ended_job(row) for row in rows]
+        return [decode_as(Job, row.blob) for row in rows]
 
     def ended_beginning(store: Store) -> list[Job]:
-        return [ended_job(row) for row in store.ended("job", key_prefix=name, limit=5)]
+        return [decode_as(Job, row.blob) for row in store.ended("job", key_prefix=name, limit=5)]
 
     def begins_so(job: Job) -> bool:
         return job.id.startswith(name) or job.uid.startswith(name)
@@ -78,8 +78,7 @@ async def find_delivery(grid: Grid, job: Job) -> Delivery | None:
 
     delivery = await grid.read(lambda ledger, now: ledger.deliveries.get(job.uid))
     if delivery is None and (rows := await grid.query(ended)):
-        row = decode_row(Delivery.kind, rows[0].blob)
-        delivery = row if isinstance(row, Delivery) else None
+        delivery = decode_as(Delivery, rows[0].blob)
     return delivery
 
 
@@ -90,7 +89,9 @@ async def find_lease(grid: Grid, name: str, *, exact: bool = False) -> Lease:
         return lease.id.startswith(name)
 
     def ended(store: Store, **which: Unpack[EndedFilters]) -> list[Lease]:
-        return [_ended_lease(row) for row in store.ended("lease", limit=5 if "key_prefix" in which else 1, **which)]
+        return [
+            decode_as(Lease, row.blob) for row in store.ended("lease", limit=5 if "key_prefix" in which else 1, **which)
+        ]
 
     lease = await grid.read(lambda ledger, now: ledger.leases.get(name))
     if lease is not None:
@@ -110,7 +111,7 @@ async def find_move(grid: Grid, name: str, *, exact: bool = False) -> Move:
         return move.id.startswith(name)
 
     def ended_beginning(store: Store) -> list[Move]:
-        return [ended_move(row) for row in store.ended(Move.kind, limit=5, key_prefix=name)]
+        return [decode_as(Move, row.blob) for row in store.ended(Move.kind, limit=5, key_prefix=name)]
 
     move = await grid.read(lambda ledger, now: ledger.moves.get(name)) or await find_ended_move(grid, name)
     if move is not None:
@@ -124,27 +125,7 @@ async def find_move(grid: Grid, name: str, *, exact: bool = False) -> Move:
 async def find_ended_move(grid: Grid, move_id: str) -> Move | None:
     """The ended move of this id."""
     rows = await grid.query(lambda store: store.ended(Move.kind, limit=1, key=move_id))
-    return ended_move(rows[0]) if rows else None
-
-
-def ended_move(row: EndedRow) -> Move:
-    """The move as it ended."""
-    move = decode_row(Move.kind, row.blob)
-    assert isinstance(move, Move)
-    return move
-
-
-def ended_job(row: EndedRow) -> Job:
-    """The job as it ended."""
-    job = decode_row("job", row.blob)
-    assert isinstance(job, Job)
-    return job
-
-
-def _ended_lease(row: EndedRow) -> Lease:
-    lease = decode_row("lease", row.blob)
-    assert isinstance(lease, Lease)
-    return lease
+    return decode_as(Move, rows[0].blob) if rows else None
 
 
 def _only_match(found: dict[str, T], name: str, what: str, shown: Callable[[T], str]) -> T:

@@ -33,6 +33,7 @@ from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Attempt, Command, End
 from distributed_grid.domain.leases import FOREVER_MS, NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Priority
+from distributed_grid.domain.rows import decode_as
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import Store
@@ -44,7 +45,6 @@ from distributed_grid.server.pages import select_page
 from distributed_grid.server.prediction.job_runs import JobSizer, command_shape
 from distributed_grid.server.services.leases import parse_label
 from distributed_grid.server.services.pull_workers import PullWorkerService
-from distributed_grid.server.services.records import ended_job
 from distributed_grid.supervision import start_logged
 
 ASK_SECONDS = 5.0
@@ -144,6 +144,13 @@ class TaskService:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + op.wait_seconds
         asking: asyncio.Task[Job | None] | None = None
+
+        async def give_back() -> None:
+            if asking is not None:
+                with contextlib.suppress(GridError):
+                    await asking
+            await self._withdraw(op.worker_id, op.incarnation, op.ask_id)
+
         try:
             while True:
                 asking = asyncio.create_task(self._ask(op))
@@ -156,7 +163,7 @@ class TaskService:
                         await changed.wait()
                 changed.clear()
         except asyncio.CancelledError:
-            start_logged(self._give_back(op, asking), "a task that was not delivered")
+            start_logged(give_back(), "a task that was not delivered")
             raise
         finally:
             self._grid.unwatch(tasks_key(op.worker_id), changed)
@@ -164,12 +171,6 @@ class TaskService:
             if not waiting:
                 self._waiting.pop(op.worker_id, None)
         return TaskAssignment(AssignedTask.of(job) if job is not None else None, op.ask_id)
-
-    async def _give_back(self, op: requests.TakeTask, asking: asyncio.Task[Job | None] | None) -> None:
-        if asking is not None:
-            with contextlib.suppress(GridError):
-                await asking
-        await self._withdraw(op.worker_id, op.incarnation, op.ask_id)
 
     @endpoint(ADMIN, keeps_config=True)
     async def withdraw(self, op: requests.WithdrawAsk, caller: Caller) -> AskWithdrawn:
@@ -189,12 +190,10 @@ class TaskService:
         registered_worker(self._grid.ledger, op.worker_id, op.incarnation)
         self._workers.hear_again(op.worker_id)
         _, answer = await asyncio.gather(self._grid.handle(NodeHeard(op.worker_id)), self._grid.handle(asked))
-        if answer is None and self._is_assigned(op):
+        is_assigned = any(job.id not in op.running for job in self._grid.ledger.jobs_of(op.worker_id))
+        if answer is None and is_assigned:
             answer = await self._grid.handle(asked)
         return answer.job if isinstance(answer, JobAnswer) else None
-
-    def _is_assigned(self, op: requests.TakeTask) -> bool:
-        return any(job.id not in op.running for job in self._grid.ledger.jobs_of(op.worker_id))
 
     @endpoint(ADMIN, keeps_config=True)
     async def report(self, op: requests.ReportTask, caller: Caller) -> TaskReportAnswer:
@@ -236,7 +235,7 @@ class TaskService:
             return ledger.jobs.get(ledger.job_uids.get(task_id, "")) or self._grid.recently_ended(task_id)
 
         def ended(store: Store) -> list[Job]:
-            return [ended_job(row) for row in store.ended("job", request_id=task_id, limit=1)]
+            return [decode_as(Job, row.blob) for row in store.ended("job", request_id=task_id, limit=1)]
 
         found = await self._grid.read(alive)
         return found if found is not None else next(iter(await self._grid.query(ended)), None)

@@ -30,11 +30,11 @@ from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import Event, WorkerDrainRequested, WorkerRequested, WorkerTerminationRequested
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rows import decode_row
+from distributed_grid.domain.rows import decode_as
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import Ambiguous, GridError, Refused
-from distributed_grid.ports import EndedRow, Store, WorkerOffer
+from distributed_grid.ports import Store
 from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state
 from distributed_grid.scheduling.scaling.evaluation import evaluate
@@ -80,7 +80,18 @@ class WorkerService:
         await self.check_reachable(provider)
         offer = await self._catalog.choose(provider, op.worker_type, needs)
         wanted = [worker_of(offer, provider, needs, by=caller.user, worker_id=name) for name in op.worker_ids]
-        after = await self._check_budget(wanted)
+
+        def check_budget(ledger: Ledger, now: int) -> BudgetState:
+            state = budget_state(ledger, now, wall_ms())
+            for worker in wanted:
+                if worker.id in ledger.workers:
+                    continue
+                if (refusal := state.refusal(worker)) is not None:
+                    raise Refused(refusal)
+                state = state.with_workers(worker)
+            return state
+
+        after = await self._grid.read(check_budget)
         if op.dry_run:
             rows = [WorkerRow.of(self._viewer(), worker, 0) for worker in wanted]
             return WorkerList(workers=rows, budget=WorkerBudget.of(after))
@@ -99,21 +110,6 @@ class WorkerService:
                 f"a worker of {provider} could not reach this control plane, which listens on this machine only; "
                 "type: grid daemon start --listen 0.0.0.0:7433"
             )
-
-    async def _check_budget(self, wanted: list[Worker]) -> BudgetState:
-        """Cost of all workers with these; Refused if the budget does not allow all of them."""
-
-        def check(ledger: Ledger, now: int) -> BudgetState:
-            state = budget_state(ledger, now, wall_ms())
-            for worker in wanted:
-                if worker.id in ledger.workers:
-                    continue
-                if (refusal := state.refusal(worker)) is not None:
-                    raise Refused(refusal)
-                state = state.with_workers(worker)
-            return state
-
-        return await self._grid.read(check)
 
     # ------------------------------------------------------------------ showing
 
@@ -148,7 +144,7 @@ class WorkerService:
 
         def gone(store: Store) -> builtins.list[Worker]:
             rows = store.ended(Worker.kind, key=name, limit=1) or store.ended(Worker.kind, key_prefix=name, limit=5)
-            return [worker for worker in map(_decoded, rows) if fits(worker.id, name)]
+            return [worker for worker in (decode_as(Worker, row.blob) for row in rows) if fits(worker.id, name)]
 
         workers = await self._grid.read(living) or await self._grid.query(gone)
         workers = [worker for worker in workers if provider in ("", worker.provider)]
@@ -165,7 +161,23 @@ class WorkerService:
         offers = await self._catalog.offers(provider)
 
         def rows(ledger: Ledger, now: int) -> builtins.list[WorkerOfferRow]:
-            return [_offer_row(ledger, provider, offer, now) for offer in offers]
+            return [
+                WorkerOfferRow(
+                    provider=provider,
+                    offer=offer.id,
+                    worker_type=offer.worker_type,
+                    cpu_cores=offer.resources.cpu_milli / 1000,
+                    memory_gb=gigabytes(offer.resources.memory_bytes),
+                    gpus=offer.resources.gpu_count,
+                    price_per_hour=dollars(offer.price_micro),
+                    zone=offer.zone or None,
+                    market=offer.market or None,
+                    closed=offer.unavailable
+                    or closed_text(closure_of(ledger, place_of_offer(provider, offer)), now)
+                    or None,
+                )
+                for offer in offers
+            ]
 
         return WorkerOfferList(provider, await self._grid.read(rows))
 
@@ -205,27 +217,6 @@ class WorkerService:
     async def _with_budget(self, rows: builtins.list[WorkerRow]) -> WorkerList:
         state = await self._grid.read(lambda ledger, now: budget_state(ledger, now, wall_ms()))
         return WorkerList(workers=rows, budget=WorkerBudget.of(state))
-
-
-def _offer_row(ledger: Ledger, provider: str, offer: WorkerOffer, now: int) -> WorkerOfferRow:
-    return WorkerOfferRow(
-        provider=provider,
-        offer=offer.id,
-        worker_type=offer.worker_type,
-        cpu_cores=offer.resources.cpu_milli / 1000,
-        memory_gb=gigabytes(offer.resources.memory_bytes),
-        gpus=offer.resources.gpu_count,
-        price_per_hour=dollars(offer.price_micro),
-        zone=offer.zone or None,
-        market=offer.market or None,
-        closed=offer.unavailable or closed_text(closure_of(ledger, place_of_offer(provider, offer)), now) or None,
-    )
-
-
-def _decoded(row: EndedRow) -> Worker:
-    worker = decode_row(Worker.kind, row.blob)
-    assert isinstance(worker, Worker)
-    return worker
 
 
 class ScalingService:

@@ -52,8 +52,8 @@ def dropped_message(stream: str, dropped: int) -> str:
 
 class OutputReader(Protocol):
     async def read(self, node: str, lease_id: str, name: bytes, offset: int, most: int) -> tuple[int, bytes]:
-        """Where, and what there is of a file from an offset on, at most so much; empty at its end. Unreachable while
-        nobody answers, NotFound for what cannot be read."""
+        """Part of a file from an offset on, with its start, at most `most` bytes; empty at the end of the file.
+        Unreachable while the node does not answer, NotFound for an unreadable file."""
 
 
 class Haul(Struct):
@@ -79,7 +79,7 @@ class Haul(Struct):
 
 
 async def copy_output(reader: OutputReader, node: str, lease_id: str, path: Path, haul: Haul) -> None:
-    """Append what is missing of the output; its end is where the node has no more."""
+    """Append the missing output, until the node has no more."""
     name = path.name
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -94,7 +94,7 @@ async def copy_output(reader: OutputReader, node: str, lease_id: str, path: Path
                 return
             if not data:
                 break
-            if start > size:  # the node has dropped what was before
+            if start > size:  # the node has dropped the output before it
                 jobs = str(path.parent.parent)
                 await asyncio.to_thread(record_dropped_output, jobs, lease_id, name, start)
                 await asyncio.to_thread(os.ftruncate, fd, start)

@@ -163,7 +163,7 @@ def termination_event(
 
 
 def termination_failure(worker: Worker, failure: Exception) -> Event:
-    """A termination failed, or its answer was lost: it may go on and cost money."""
+    """A termination failed, or its answer was lost: the machine may still cost money."""
     return WorkerCallFailed(worker.id, f"it cannot be terminated: {failure}", was_lost=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.offloading.file_return import ReturnedFiles, return_files
+from distributed_grid.agent.offloading.move_orders import ReturnedFiles, return_files
 from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, manifest_of
 
 
