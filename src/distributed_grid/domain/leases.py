@@ -98,7 +98,7 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
         if self.strategy is Strategy.NODE_SPECIFIC and not self.require:
             return "the strategy node_specific needs a node"
         if self.use_lease:
-            return None if self.ask == Amounts() else "what is used already need not be asked for"
+            return None if self.ask == Amounts() else "a request within a lease must not name resources"
         return self.ask.problem()
 
     def naming_problem(self) -> str | None:

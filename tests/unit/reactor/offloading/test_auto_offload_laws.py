@@ -27,7 +27,8 @@ JOBS = st.lists(
         st.sampled_from([Priority.LOW, Priority.MEDIUM]),
     ),
     max_size=6,
-)
+).filter(lambda jobs: all(sum(job[1] for job in jobs if job[0] == name) <= 32 for name in NAMES))
+"""Jobs that fit on the nodes that they prefer."""
 ROUNDS = st.lists(
     st.tuples(
         st.tuples(*(st.tuples(LEVELS, LEVELS) for _ in NAMES)),
