@@ -18,7 +18,6 @@ from distributed_grid.api.answers.metrics import SchedulingFigures
 from distributed_grid.api.answers.nodes import NodeRow, OfferRow
 from distributed_grid.client.client import Client
 from distributed_grid.config import ClusterConfig, load_cluster_config
-from distributed_grid.control.view_types import ClusterStatus
 from distributed_grid.core import GridOrchestrator, SSHManager
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused, TimedOut
 from distributed_grid.monitoring.resource_metrics import ResourceMetricsCollector, ResourceSnapshot
@@ -39,7 +38,7 @@ from distributed_grid.orchestration.resource_sharing_manager import (
     ResourceStatus,
     SharingPolicy,
 )
-from distributed_grid.orchestration.resource_sharing_orchestrator import ResourceSharingOrchestrator
+from distributed_grid.orchestration.resource_sharing_orchestrator import ClusterStatus, ResourceSharingOrchestrator
 from distributed_grid.state_dir import StateDir
 from tests.support.answer_fields import fields_of
 from tests.support.project import copy_configs

@@ -17,7 +17,7 @@ from distributed_grid.domain.workers import WorkerResources
 
 
 class LiveRow(Struct, frozen=True):
-    """Something alive, as bytes; `blob=None` in a batch means it is alive no more."""
+    """A live value as bytes; `blob=None` in a batch removes it."""
 
     kind: str
     key: str
@@ -25,9 +25,9 @@ class LiveRow(Struct, frozen=True):
 
 
 class EndedRow(Struct, frozen=True):
-    """Something that ended, for good; `started_at_ms=0` means it never started and used nothing.
+    """A value that has ended; `started_at_ms=0`: it never started and used nothing.
 
-    `target` is the node it was for, where it was for one.
+    `target` is the node that it was for, if any.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class NumberedRow(Struct, frozen=True):
 
 
 class EventRow(Struct, frozen=True):
-    """Something that happened; `reason` is a short code, for summaries are kept per reason."""
+    """An event; `reason` is a short code, because summaries are kept per reason."""
 
     seq: int
     at_ms: int
@@ -107,7 +107,7 @@ class Batch(Struct):
 
 
 class LoadedRows(Struct):
-    """Everything alive in a store, and where its events stopped."""
+    """All live rows of a store, and the number of its last event."""
 
     live: list[LiveRow]
     last_event_seq: int
@@ -115,7 +115,7 @@ class LoadedRows(Struct):
 
 
 class EndedFilters(TypedDict, total=False):
-    """Which ended rows; None is any, `since_ms` is included."""
+    """Filters of ended rows; None is any, `since_ms` is included."""
 
     key: str | None
     key_prefix: str | None
@@ -126,7 +126,7 @@ class EndedFilters(TypedDict, total=False):
 
 
 class EventFilters(TypedDict, total=False):
-    """Which events; None and no types are any, `since_ms` is included."""
+    """Filters of events; None and no types are any, `since_ms` is included."""
 
     after_seq: int
     since_ms: int | None
@@ -142,12 +142,12 @@ class Store(Protocol):
     """
 
     def load(self) -> LoadedRows:
-        """Everything alive, by kind and key, from one moment; loading changes nothing."""
+        """All live rows, by kind and key, from one moment; loading changes nothing."""
 
     def commit(self, batch: Batch) -> None:
         """Make the batch durable, all of it or nothing.
 
-        The last `LiveRow` of a (kind, key) wins; removing what is not there is not an error. Events must
+        The last `LiveRow` of a (kind, key) wins; removing a missing row is not an error. Events must
         carry growing numbers above all stored ones, else `Conflict`: so a batch with events is never
         stored twice. `StoreFailed` (disk full, I/O error) leaves the store as it was, usable again
         when the cause is gone.
@@ -239,7 +239,7 @@ class EngineView(Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """Reserves lent resources in a system that lends by itself, too.
+    """Reserves lent resources in a system that schedules work of its own.
 
     Every method raises `Unreachable` while the engine is away: then the result is unknown, and the same call may be
     made again.
@@ -252,13 +252,13 @@ class Engine(Protocol):
         """
 
     async def free(self, name: str) -> None:
-        """Remove the group of this name; returns when it is gone. Freeing what is already gone is not an error."""
+        """Remove the group of this name; returns when it is gone. Freeing a group that is gone is not an error."""
 
     async def observe(self, *, full: bool) -> EngineView:
         """Nodes of the engine; `full` with the groups. Changes nothing."""
 
     async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> Collection[str]:
-        """Tell the engine that the grid is there.
+        """Extend the hold of the engine's groups.
 
         Groups end that are not held again within `seconds`, and those of `terms` after their seconds; a term
         that ends before the known one changes nothing. Returns when the engine knows it: those of `terms` that
@@ -279,7 +279,7 @@ class WorkerOffer(Struct, frozen=True):
     zone: str = ""
     market: str = ""
     on_this_machine: bool = False  # its resources come out of the control plane's machine
-    unavailable: str = ""  # why it cannot be had at all, such as a quota of zero: it is not tried
+    unavailable: str = ""  # reason not to try it at all, such as a quota of zero
     lifetime_seconds: float = 0.0  # after it the provider itself ends the machine; 0: never
     queue_seconds: float = 0.0  # longest wait in a queue of the provider's; 0: it has no queue
 
@@ -332,8 +332,8 @@ class CloudProviderBase(ABC):
 
     `Unreachable` means that the result is unknown: the identical call is made again. `Throttled` means that nothing
     was done, and that it may be tried later; `NoCapacity` that this offer cannot be had now; `Refused` that it
-    never will, and that nothing exists. A provider keeps only its connection between calls. No call lasts for ever:
-    while one does, no other is made about the same machine.
+    never will, and that nothing exists. A provider keeps only its connection between calls. While a call about a
+    machine is pending, no other is made about it.
     """
 
     name: ClassVar[str]
@@ -355,7 +355,7 @@ class CloudProviderBase(ABC):
 
     @abstractmethod
     def terminate(self, worker_id: str, grid_id: str) -> None:
-        """End it; returns when the provider has accepted that. Ending what is already gone is not an error."""
+        """End it; returns when the provider has accepted that. Ending a machine that is gone is not an error."""
 
     @abstractmethod
     def offers(self) -> Sequence[WorkerOffer]:

@@ -13,13 +13,7 @@ from msgspec import Struct
 
 from distributed_grid.domain.jobs import Outcome
 from distributed_grid.domain.states import MoveState
-from distributed_grid.wire import (
-    AttemptEndedReport,
-    AttemptPausedReport,
-    AttemptStartedReport,
-    MoveReport,
-    clipped,
-)
+from distributed_grid.wire import AttemptEndedReport, AttemptPausedReport, AttemptStartedReport, MoveReport, clipped
 
 SHORT_MS = 30
 """Attempts shorter than this report start and end together."""

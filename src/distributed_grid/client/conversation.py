@@ -25,6 +25,8 @@ from distributed_grid.errors import BadInput, Unreachable, error_from
 from distributed_grid.state_dir import NO_CONFIG
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from msgspec import UnsetType
 
     from distributed_grid.config import ClusterConfig
@@ -66,6 +68,15 @@ def required(value: T | UnsetType | None) -> T:
     """The value of a field that this answer always has."""
     assert value is not None
     return value  # type: ignore[return-value]
+
+
+def as_object(answer: object) -> JsonObject:
+    """A part of an answer as the dictionary that it is, for programs that read its fields by key."""
+    return answer  # type: ignore[return-value]
+
+
+def as_objects(answers: Sequence[object]) -> list[JsonObject]:
+    return answers  # type: ignore[return-value]
 
 
 Message = dict[str, Any]

@@ -45,7 +45,7 @@ GRACE_SECONDS = 5.0
 
 
 class ResourceOptions(PlacementArguments, total=False):
-    """Amounts of a request, and where they may be; what is left out does not matter."""
+    """Amounts and places of a request; omitted options do not matter."""
 
     cpus: float | None  # cores; 1 where nothing is said, and 0 for none
     mem: Size | None  # "512M", "1.5GiB", or GB
@@ -151,9 +151,14 @@ def command_request(
 ) -> JobRequest:
     """The request of a command with these further fields."""
     shell, env, workdir = options.get("shell", False), options.get("env") or {}, options.get("workdir")
-    isolated, ship = options.get("isolated", False), options.get("ship", ())
+    isolated, ship = options.get("isolated", False), _patterns(options.get("ship", ()))
     directory = None if workdir is None else os.fspath(workdir)
-    works_in = current_directory() if directory in (None, NONE) else os.path.abspath(directory or "")
+    fetch = _patterns(options.get("fetch", ()))
+    works_in = ""
+    if directory not in (None, NONE):
+        works_in = os.path.abspath(directory or "")
+    elif fetch or not isolated:
+        works_in = current_directory()
     submitted = {
         **fields,
         **command_fields(
@@ -163,14 +168,13 @@ def command_request(
             directory=works_in,
             isolated=isolated,
             ship=ship,
-            fetch=_patterns(options.get("fetch", ()), "fetch"),
+            fetch=fetch,
             overwrite=options.get("overwrite", False),
         ),
         "timeout_seconds": parse_seconds(options.get("timeout") or 0.0, "a timeout"),
         "grace_seconds": parse_seconds(options.get("grace", GRACE_SECONDS), "a grace time"),
     }
-    ship = _patterns(ship, "ship")
-    return JobRequest(submitted, directory, works_in, isolated, ship, options.get("check", False), lease_node)
+    return JobRequest(submitted, directory, works_in or None, isolated, ship, options.get("check", False), lease_node)
 
 
 def command_fields(
@@ -277,6 +281,6 @@ def _resource_fields(options: ResourceOptions, **default: Any) -> dict[str, Any]
     }
 
 
-def _patterns(patterns: Sequence[str], name: str) -> list[str]:
+def _patterns(patterns: Sequence[str]) -> list[str]:
     """Patterns of files; one string stands for itself."""
     return [patterns] if isinstance(patterns, str) else [str(pattern) for pattern in patterns]

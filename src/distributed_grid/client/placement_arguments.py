@@ -1,4 +1,4 @@
-"""Placement arguments of Python programs: where and when a request may be served, as fields of a message.
+"""Placement arguments of programs: places and times of a request, as its fields.
 
 No msgspec and no asyncio here: `grid.run` and the command line import this file.
 """
@@ -29,7 +29,7 @@ NODE_SPECIFIC = "node_specific"
 
 
 class PlacementArguments(TypedDict, total=False):
-    """Where a request may go and when it must be over; what is left out does not matter.
+    """Places and times of a request; omitted arguments do not matter.
 
     `also` is more of other kinds on the same node. `labels` are `{"disk": "ssd"}`, or words such as `"disk=ssd"` or a
     tag. An affinity names a node, a job, a task or a group; `group` is a name that requests share.
@@ -56,7 +56,9 @@ def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) ->
     preferred = _names(prefer, "preferred_nodes")
     if strategy == NODE_SPECIFIC and not required:
         required, preferred = preferred, []
-    expects, deadline = placing.get("expects"), placing.get("deadline")
+    expects, deadline, labels = placing.get("expects"), placing.get("deadline"), placing.get("labels", ())
+    if isinstance(labels, Mapping):
+        labels = [f"{key}={value}" if value else key for key, value in labels.items()]
     return {
         "strategy": strategy,
         "prefer": preferred,
@@ -64,7 +66,7 @@ def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) ->
         "resources": {resource_name(kind): finite_amount(amount) for kind, amount in placing.get("also", {}).items()},
         "gpu_models": _names(placing.get("gpu_models", ()), "gpu_models"),
         "gpu_memory_gb": finite_amount(placing.get("gpu_memory_gb", 0.0)),
-        "labels": _labels(placing.get("labels", ())),
+        "labels": _names(labels, "labels"),
         "affinity": _names(placing.get("affinity", ()), "affinity"),
         "anti_affinity": _names(placing.get("anti_affinity", ()), "anti_affinity"),
         "group": placing.get("group", ""),
@@ -128,9 +130,3 @@ def _names(names: Sequence[str], what: str) -> list[str]:
     if isinstance(names, str):
         raise BadInput(f"{what} is a list of names, not one text: write [{names!r}]")
     return [str(name) for name in names]
-
-
-def _labels(labels: Mapping[str, str] | Sequence[str]) -> list[str]:
-    if isinstance(labels, Mapping):
-        return [f"{key}={value}" if value else key for key, value in labels.items()]
-    return _names(labels, "labels")

@@ -33,7 +33,7 @@ class Transport(AsyncOperations):
         self.state_dir = state_dir
 
     async def greet(self) -> JsonObject:
-        """What the control plane says of itself and its nodes when a client connects."""
+        """Description of the control plane and its nodes, from its answer to the hello."""
         raise NotImplementedError
 
     def follow_logs(self, position: Callable[[], ReadLogsFields]) -> AsyncIterator[tuple[bytes, Part]]:

@@ -1,22 +1,22 @@
 """`ResourceMetricsCollector`: the metrics of a grid for Python programs.
 
-It measures nothing itself: agents measure, and the control plane remembers. Two programs and a terminal always see the
-same numbers. This module is a façade under the import path of the guides, so it may use the client; the rest of the
-package may not.
+It measures nothing itself: agents measure, and the control plane keeps the history. Two programs and a terminal always
+see the same numbers. This module is a façade under the import path of the guides, so it may use the client; the rest of
+the package may not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from distributed_grid.api.answers.metrics import ClusterSummary, MinuteRow, ResourceSnapshot, ResourceTrend, Trend
 from distributed_grid.client.async_client import locate_grid
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import ClientConfig
+from distributed_grid.client.conversation import ClientConfig, required
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.state_dir import StateDir
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class MetricsSource(Protocol):
-    """Source of a collector's numbers. Every method blocks, for milliseconds."""
+    """Source of a collector's measurements. Every method blocks, for milliseconds."""
 
     def open(self) -> None:
         """Connect; opening twice is harmless, and the other methods do it where needed."""
@@ -46,13 +46,13 @@ class MetricsSource(Protocol):
         """Every node at this moment."""
 
     def trend(self, node: str, resource: str) -> ResourceTrend:
-        """Where a resource of a node is going; NotFound where there is no such node."""
+        """Trend of a resource of a node; NotFound for an unknown node."""
 
     def summary(self) -> ClusterSummary:
         """The cluster as one."""
 
     def history(self, node: str, minutes: int) -> list[MinuteRow]:
-        """The last so many minutes of a node; NotFound where there is no such node."""
+        """The last minutes of a node; NotFound for an unknown node."""
 
 
 class ControlPlaneMetrics:
@@ -64,27 +64,30 @@ class ControlPlaneMetrics:
 
     def open(self) -> None:
         with self._lock:
-            self._client.call("get_daemon_info")
+            self._client.get_daemon_info()
 
     def close(self) -> None:
         with self._lock:
             self._client.close()
 
     def snapshots(self) -> list[ResourceSnapshot]:
-        return msgspec.convert(self._request("snapshots")["snapshots"], list[ResourceSnapshot])
+        with self._lock:
+            answer = self._client.get_metrics(kind="snapshots")
+        return msgspec.convert(answer.snapshots, list[ResourceSnapshot])
 
     def trend(self, node: str, resource: str) -> ResourceTrend:
-        return msgspec.convert(self._request("trend", node=node, resource_type=resource)["trend"], ResourceTrend)
+        with self._lock:
+            answer = self._client.get_metrics(kind="trend", node=node, resource_type=resource)
+        return msgspec.convert(answer.trend, ResourceTrend)
 
     def summary(self) -> ClusterSummary:
-        return msgspec.convert(self._request("summary")["summary"], ClusterSummary)
+        with self._lock:
+            return required(self._client.get_metrics(kind="summary").summary)
 
     def history(self, node: str, minutes: int) -> list[MinuteRow]:
-        return msgspec.convert(self._request("history", node=node, window=minutes)["history"], list[MinuteRow])
-
-    def _request(self, kind: str, **arguments: Any) -> dict[str, Any]:
         with self._lock:
-            return self._client.call("get_metrics", kind=kind, **arguments)
+            answer = self._client.get_metrics(kind="history", node=node, window=minutes)
+        return msgspec.convert(answer.history, list[MinuteRow])
 
 
 class ResourceMetricsCollector:
@@ -108,21 +111,21 @@ class ResourceMetricsCollector:
         await asyncio.to_thread(self._source.open)
 
     async def stop(self) -> None:
-        """Disconnect; the control plane goes on measuring, and a later call attaches again. Safe to call twice."""
+        """Disconnect; a later call attaches again. Safe to call twice."""
         await asyncio.to_thread(self._source.close)
 
     def get_all_latest_snapshots(self) -> dict[str, ResourceSnapshot]:
-        """What every node does at this moment, by its name."""
+        """Measurements of every node at this moment, by its name."""
         return {snapshot.node_id: snapshot for snapshot in self._source.snapshots()}
 
     def get_resource_trend(self, node_id: str, resource_type: ResourceType | str) -> ResourceTrend:
-        """Where `cpu`, `memory` or `gpu` of a node is going over 5, 15 and 60 minutes."""
+        """Trend of `cpu`, `memory` or `gpu` of a node over 5, 15 and 60 minutes."""
         return self._source.trend(node_id, str(resource_type))
 
     def get_cluster_summary(self) -> ClusterSummary:
-        """Totals, what is used, idle and lent, pressure, and the nodes that were not heard from of late."""
+        """Totals; used, idle and lent amounts; pressure; and the nodes without a recent heartbeat."""
         return self._source.summary()
 
     def get_history(self, node_id: str, minutes: int = 60) -> list[MinuteRow]:
-        """The last so many minutes of a node, at most a day of them."""
+        """The last minutes of a node, at most a day of them."""
         return self._source.history(node_id, minutes)

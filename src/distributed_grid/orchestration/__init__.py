@@ -1,4 +1,4 @@
 """Façades for Python programs, under the names and import paths that the guides promise.
 
-A façade holds a config and a client of the control plane and nothing else; what is active is in the ledger only.
+A façade holds a config and a client of the control plane and nothing else: the ledger has all state.
 """

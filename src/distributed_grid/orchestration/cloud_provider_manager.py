@@ -1,8 +1,8 @@
 """`CloudProviderManager`: workers of providers for programs, with plain methods that are safe inside a running loop.
 
-The control plane owns the workers: what is started here is in the one ledger, counts against the one budget, and is
-seen by `grid workers list`. A provider is what the config of the control plane names under `providers`; `add_provider`
-checks that it can be used. `CloudProviderBase` is what one's own provider derives from.
+The control plane owns the workers: those started here are rows of the one ledger, count against the one budget, and
+appear in `grid workers list`. Providers are named under `providers` in the config of the control plane; `add_provider`
+checks that one can be used. A provider of your own derives from `CloudProviderBase`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import importlib
 import secrets
 import threading
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import ClientConfig, JsonObject
+from distributed_grid.client.conversation import ClientConfig, JsonObject, as_object, as_objects
 from distributed_grid.client.pages import every_page
 from distributed_grid.config import ClusterConfig
-from distributed_grid.control.view_types import WorkerOfferRow, WorkerRow
 from distributed_grid.errors import BadInput
 from distributed_grid.ports import CloudProviderBase
 from distributed_grid.state_dir import StateDir
@@ -48,7 +46,7 @@ MB_PER_GB = 1024
 
 
 def __getattr__(name: str) -> Any:
-    """The providers, each loaded only where it is used."""
+    """The providers, each loaded on its first use."""
     if name not in _PROVIDERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PROVIDERS[name]), name)
@@ -63,53 +61,51 @@ class CloudProviderManager:
         self._client = Client(place, ClientConfig(path, explicit=path is not None))
         self._lock = threading.Lock()
 
-    def add_provider(self, name: str) -> list[WorkerOfferRow]:
-        """Check that the control plane can use a provider of its config or of an installed package; what it offers.
+    def add_provider(self, name: str) -> list[JsonObject]:
+        """Check that the control plane can use a provider of its config or of an installed package; its offers.
 
-        Nothing is stored: the config says which providers there are. BadInput where it names no such provider.
+        Nothing is stored: the config lists the providers. BadInput where it names no such provider.
         """
         return self.get_available_resources(name)
 
     def create_worker(
         self, provider: str, resources: Mapping[str, Any] | None = None, worker_type: str = "cpu"
-    ) -> WorkerRow:
+    ) -> JsonObject:
         """Start a worker with at least these resources, as `{"cpu_cores", "memory_mb", "gpu"}` or nested as a worker
-        reports them; Refused beyond the budget. It joins by itself: `get_worker_status` says when."""
+        reports them; Refused beyond the budget. It joins by itself, see `get_worker_status`."""
         needs = worker_needs(resources or {})
-        made = self._call(
-            "create_workers",
-            worker_ids=[f"worker-{secrets.token_hex(6)}"],
-            provider=provider,
-            worker_type=worker_type,
-            **needs,
-        )
-        row: WorkerRow = made["workers"][0]
-        return row
+        with self._lock:
+            created = self._client.create_workers(
+                worker_ids=[f"worker-{secrets.token_hex(6)}"], provider=provider, worker_type=worker_type, **needs
+            )
+        return as_object(created.workers[0])
 
     def terminate_worker(
         self, provider: str, worker_id: str, *, force: bool = False, discard_results: bool = False
-    ) -> WorkerRow:
-        """End a worker; one that is gone is left so. Refused while it has leases, unless forced; then refused while it
-        has results that were never fetched, unless these are discarded."""
-        options = {"force": force, "discard_results": discard_results}
-        ended = self._call("terminate_workers", worker_ids=[worker_id], provider=provider, **options)
-        row: WorkerRow = ended["workers"][0]
-        return row
+    ) -> JsonObject:
+        """End a worker; harmless for a gone one. Refused while it has leases, unless forced; then refused while it has
+        results that were never fetched, unless these are discarded."""
+        with self._lock:
+            ended = self._client.terminate_workers(
+                worker_ids=[worker_id], provider=provider, force=force, discard_results=discard_results
+            )
+        return as_object(ended.workers[0])
 
-    def get_worker_status(self, provider: str, worker_id: str) -> WorkerRow:
-        """How a worker stands, gone ones included; NotFound where the provider never had it."""
-        row: WorkerRow = self._call("get_worker", worker_id=worker_id, provider=provider)["worker"]
-        return row
+    def get_worker_status(self, provider: str, worker_id: str) -> JsonObject:
+        """State of a worker, also of a gone one; NotFound where the provider never had it."""
+        with self._lock:
+            return as_object(self._client.get_worker(worker_id=worker_id, provider=provider).worker)
 
-    def get_available_resources(self, provider: str) -> list[WorkerOfferRow]:
-        """What a provider can start, with prices, the preferred first."""
-        rows: list[WorkerOfferRow] = self._call("list_worker_offers", provider=provider)["offers"]
-        return rows
+    def get_available_resources(self, provider: str) -> list[JsonObject]:
+        """Kinds of workers that a provider can start, with prices, the preferred first."""
+        with self._lock:
+            return as_objects(self._client.list_worker_offers(provider=provider).offers)
 
-    def list_workers(self, provider: str = "", *, include_gone: bool = False) -> list[WorkerRow]:
+    def list_workers(self, provider: str = "", *, include_gone: bool = False) -> list[JsonObject]:
         """The workers that are not proven gone, of one provider or of all."""
-        pages = every_page(partial(self._call, "list_workers"), provider=provider, all=include_gone)
-        return [row for page in pages for row in page["workers"]]
+        with self._lock:
+            pages = every_page(self._client.list_workers, provider=provider, all=include_gone)
+            return as_objects([worker for page in pages for worker in page.workers])
 
     def close(self) -> None:
         """Disconnect; a second time is harmless."""
@@ -121,10 +117,6 @@ class CloudProviderManager:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _call(self, op: str, **arguments: Any) -> JsonObject:
-        with self._lock:
-            return self._client.call(op, **arguments)
 
 
 def worker_needs(resources: Mapping[str, Any]) -> dict[str, Any]:

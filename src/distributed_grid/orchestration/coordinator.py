@@ -48,29 +48,29 @@ class WorkerManager:
         *,
         incarnation: str = "",
     ) -> bool:
-        """Take a worker in; True once that is durable.
+        """Register a worker; True once that is durable.
 
-        Another incarnation than before is another process: it replaces the one before, whose tasks are lost. Where none
-        is named, a connection is one, and so is each call without a connection.
+        Another incarnation is another process: it replaces the one before, whose tasks are lost. Where none is named, a
+        connection is one, and so is each call without a connection.
         """
         named = incarnation or connection_name(websocket)
         fields = registration(worker_id, hostname, capabilities, tags, resources, incarnation=named)
-        self._session.call("register_pull_worker", **fields)
+        self._session.register_pull_worker(**fields)
         return True
 
     def remove_worker(self, worker_id: str) -> None:
-        """Let a worker go that runs nothing any more."""
-        self._session.call("remove_pull_worker", worker_id=worker_id)
+        """Remove a worker that runs nothing."""
+        self._session.remove_pull_worker(worker_id=worker_id)
 
 
 def connection_name(websocket: object) -> str:
-    """What tells a connection from others; empty where there is none."""
+    """Unique id of a connection; empty for no connection."""
     name = getattr(websocket, "id", None)
     return str(name) if name is not None else ""
 
 
 class Coordinator:
-    """Takes the messages of workers, and has the parts that the guides name."""
+    """Answers the messages of workers; its parts are those of the guides."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Coordinator:
         self.close()
 
     def close(self) -> None:
-        """Stop what was started, and disconnect; workers and tasks stay. Safe to call twice."""
+        """Stop the started parts, and disconnect; workers and tasks stay. Safe to call twice."""
         manager = self.__dict__.get("dynamic_resource_manager")
         if manager is not None:
             manager.stop()
@@ -111,7 +111,7 @@ class Coordinator:
 
     @cached_property
     def resource_predictor(self) -> Any:
-        """What tasks need, learned from what they used."""
+        """Predictor of the needs of tasks."""
         return self._predictor or ResourcePerformancePredictor(self.config, state_dir=self._state_dir)
 
     @cached_property
@@ -120,7 +120,7 @@ class Coordinator:
         return TaskManager(session=self.session, resource_predictor=self.resource_predictor)
 
     def process_message(self, message: Mapping[str, Any], websocket: object = None) -> Reply:
-        """The reply to a message of a worker; what is wrong with it is a reply of type `error`."""
+        """The reply to a message of a worker; for an invalid message one of type `error`."""
         try:
             call = parse_message(message, connection=connection_name(websocket))
             return call.reply(self.session.call(call.op, **call.arguments))

@@ -17,16 +17,16 @@ import logging
 import ssl
 import threading
 import uuid
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
-from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 
+from distributed_grid.api import requests
 from distributed_grid.client.async_client import AsyncClient
 from distributed_grid.errors import BadInput, GridError, Refused, TimedOut, Unreachable
 from distributed_grid.orchestration.coordinator_messages import CoordinatorCall, Reply, error_reply, parse_message
@@ -81,7 +81,7 @@ class CoordinatorServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._address: tuple[str, int] | None = None
-        self._failure: BaseException | None = None
+        self._failures: list[BaseException] = []  # of the last start
 
     def __enter__(self) -> Self:
         self.start()
@@ -101,20 +101,16 @@ class CoordinatorServer:
     def start(self) -> str:
         """Begin to serve; the address. Raises where that cannot be had."""
         if self._thread is None:
-            self._failure = None
+            self._failures.clear()
             ready = threading.Event()
             self._thread = threading.Thread(target=self._run, args=(ready,), name="coordinator", daemon=True)
             self._thread.start()
             if not ready.wait(START_SECONDS):
                 raise TimedOut(f"the coordinator's server did not start within {START_SECONDS:g} s")
-            failure = self._problem()
-            if failure is not None:
+            if self._failures:
                 self.stop()
-                raise Refused(f"the coordinator cannot serve at {self._host}:{self._port}: {failure}")
+                raise Refused(f"the coordinator cannot serve at {self._host}:{self._port}: {self._failures[0]}")
         return self.url
-
-    def _problem(self) -> BaseException | None:
-        return self._failure
 
     def stop(self) -> None:
         """End all connections, and the server; workers connect again, and nothing that was acknowledged is lost."""
@@ -129,8 +125,8 @@ class CoordinatorServer:
     def _run(self, ready: threading.Event) -> None:
         try:
             asyncio.run(self._serve(ready))
-        except Exception as failure:  # told to whoever started it
-            self._failure = failure
+        except Exception as failure:  # `start` raises it
+            self._failures.append(failure)
         finally:
             ready.set()
 
@@ -152,13 +148,15 @@ class CoordinatorServer:
             ssl=self._ssl,
             logger=log.getChild("websocket"),
         ) as server:
-            self._address = _address_of(server)
+            host, port, *_ = next(iter(server.sockets)).getsockname()
+            self._address = str(host), int(port)
             ready.set()
-            background = [asyncio.create_task(one) for one in self._background()]
+            scales = self.cloud_provider_manager is not None
+            scaling = [asyncio.create_task(self._scaling_evaluation_loop())] if scales else []
             await self._stopping.wait()
-            for task in background:
+            for task in scaling:
                 task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            await asyncio.gather(*scaling, return_exceptions=True)
 
     @property
     def dynamic_resource_manager(self) -> DynamicResourceManager:
@@ -167,10 +165,6 @@ class CoordinatorServer:
     @property
     def cloud_provider_manager(self) -> Any:
         return self.coordinator.cloud_provider_manager
-
-    def _background(self) -> list[Coroutine[Any, Any, None]]:
-        """The loops that run beside the connections; without providers there is nothing to scale."""
-        return [self._scaling_evaluation_loop()] if self.cloud_provider_manager is not None else []
 
     async def _scaling_evaluation_loop(self) -> None:
         """Evaluate scaling, and act on it, every so many seconds until cancelled."""
@@ -219,12 +213,12 @@ class WorkerSessions:
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "a token of the grid is needed\n")
         try:
             hashed = hashlib.sha256(secret.encode()).hexdigest()
-            found = await self._client.call("identify_token", token_id=token_id, secret_hash=hashed)
+            identity = await self._client.identify_token(token_id=token_id, secret_hash=hashed)
         except Unreachable:
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "the control plane does not answer\n")
         except GridError:
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "the token is not valid\n")
-        self._users[connection] = found["user"]
+        self._users[connection] = identity.user
         return None
 
     async def serve(self, connection: ServerConnection) -> None:
@@ -262,7 +256,7 @@ class WorkerSessions:
         """A request for a task whose answer was not delivered: another worker gets that task."""
         fields = {name: call.arguments[name] for name in ("worker_id", "incarnation", "ask_id")}
         try:
-            await self._client.call("withdraw_ask", **fields)
+            await self._client.withdraw_ask(**fields)
         except GridError as error:  # then it is lost when the worker's hold runs out
             log.warning("a task that %s did not get could not be given back: %s", fields["worker_id"], error)
 
@@ -279,10 +273,10 @@ class WorkerSessions:
             if isinstance(message, dict) and message.get("type") == "register":
                 named = connection
             call = parse_message(message, connection=named)
-            if call.op == "take_task":
+            if call.request is requests.TakeTask:
                 call = replace(call, arguments={**call.arguments, "ask_id": uuid.uuid4().hex})
                 asked.append(call)
-            if call.op in ("submit_task", "report_task"):
+            if call.request in (requests.SubmitTask, requests.ReportTask):
                 call = replace(call, arguments={**call.arguments, "user": self._users[peer]})
             reply = call.reply(await self._client.call(call.op, **call.arguments))
         except GridError as error:
@@ -312,8 +306,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _address_of(server: Server) -> tuple[str, int]:
-    host, port, *_ = next(iter(server.sockets)).getsockname()
-    return str(host), int(port)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Buffer
 
+    from distributed_grid.client.conversation import JsonObject
     from distributed_grid.config import ClusterConfig
-    from distributed_grid.control.view_types import BlockRow, MemoryStats
     from distributed_grid.memory.client.arrays import RemoteArray
     from distributed_grid.quantities import Span
 
@@ -166,15 +166,15 @@ class DistributedMemoryPool(GridSession, PoolMapping):
         """The array in a block, to be read and written where it is; indexing it blocks until the bytes are there."""
         return await self._run(partial(self.by_name.array, block_id, name=name))
 
-    async def find(self, block_id: str = "", *, name: str = "") -> BlockRow:
+    async def find(self, block_id: str = "", *, name: str = "") -> JsonObject:
         """The grid's record of a block, by its id, any unique prefix, or its name."""
         return await self._run(partial(self.by_name.find, block_id, name=name))
 
-    async def list_blocks(self) -> list[BlockRow]:
+    async def list_blocks(self) -> list[JsonObject]:
         """Every block there is."""
         return await self._run(self.by_name.list_blocks)
 
-    async def stats(self) -> MemoryStats:
+    async def stats(self) -> JsonObject:
         """How much of the pool is used and where, and what this program has moved."""
         return await self._run(self.by_name.stats)
 
@@ -199,8 +199,8 @@ class _Task:
 class BlockingWorkers:
     """Threads for blocking calls of one event loop, each started when the others are busy.
 
-    Work begins in the order it was given. Who waits for work and is cancelled does not stop it; its result is undone
-    where that was asked for. A queue without locks and one call back into the loop cost half of `run_in_executor`,
+    Work begins in the order of its requests. Cancelling a waiting task does not stop its work; the result is undone
+    where an `undo` was given. A queue without locks and one call back into the loop cost half of `run_in_executor`,
     which counts where a read takes a tenth of a millisecond; and daemon threads do not delay the end of a program.
     """
 
@@ -212,7 +212,7 @@ class BlockingWorkers:
         self._stopped = False
 
     async def run(self, work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """Run the work in a thread; what it returns or raises."""
+        """The result of work in a thread."""
         if self._stopped:
             raise Refused("the memory pool is shut down")
         if self._pending >= self._threads and self._threads < self._max_threads:
@@ -237,20 +237,18 @@ class BlockingWorkers:
         return task.future
 
     def _run_tasks(self) -> None:
-        while self._execute(self._tasks.get()):
-            pass
-
-    def _execute(self, task: _Task) -> bool:
-        """Run a task; False where the thread has to end."""
-        result, failure = None, None
-        try:
-            if task.work is not None and not task.future.cancelled():
-                result = task.work()
-        except BaseException as raised:  # raised to whoever waits
-            failure = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            task.loop.call_soon_threadsafe(self._finish, task, result, failure)
-        return task.work is not None
+        while True:
+            task = self._tasks.get()
+            result, failure = None, None
+            try:
+                if task.work is not None and not task.future.cancelled():
+                    result = task.work()
+            except BaseException as raised:  # the waiting task gets it
+                failure = raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
+                task.loop.call_soon_threadsafe(self._finish, task, result, failure)
+            if task.work is None:
+                return
 
     def _finish(self, task: _Task, result: Any, failure: BaseException | None) -> None:
         self._pending -= 1
@@ -261,10 +259,6 @@ class BlockingWorkers:
                 task.future.set_exception(failure)
         elif task.undo is not None and result is not None and not self._stopped:
             undo = task.undo
-            self._submit(lambda: undo(result)).add_done_callback(_ignore_outcome)
-
-
-def _ignore_outcome(done: asyncio.Future[Any]) -> None:
-    """Nobody waits for an undo; what could not be undone ends by itself, later."""
-    if not done.cancelled():
-        done.exception()
+            undone = self._submit(lambda: undo(result))
+            # no task waits for it: a block that was not freed here ends by itself
+            undone.add_done_callback(lambda done: None if done.cancelled() else done.exception())

@@ -1,7 +1,7 @@
-"""`EnhancedOffloadingExecutor`: moves what `OffloadingDetector` has found, and shows and cancels moves.
+"""`EnhancedOffloadingExecutor`: executes, shows and cancels the moves that `OffloadingDetector` recommends.
 
-A move is a row of the one ledger: the command line and other programs see it, and it goes on without the program that
-asked for it. Its id is the task id here, and what `grid offload status` and `cancel` take.
+A move is a row of the one ledger: the command line and other programs see it, and it continues without the program that
+requested it. Its id is the task id here, and the id that `grid offload status` and `cancel` take.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import asyncio
 import os
 import secrets
 from collections.abc import Sequence
-from functools import partial
 
+from distributed_grid.api.answers.boosts import BoostRow
 from distributed_grid.client.async_client import GridSession
+from distributed_grid.client.conversation import JsonObject, as_object, as_objects
 from distributed_grid.client.pages import every_page_async
 from distributed_grid.config import ClusterConfig
-from distributed_grid.control.view_types import BoostRow, MoveRow
 from distributed_grid.domain.moves import MOVE_PREFIX
 from distributed_grid.domain.rebalancing import SharingMode as OffloadingMode
 from distributed_grid.errors import BadInput, Refused, TimedOut
@@ -29,12 +29,12 @@ POLL_SECONDS = 0.2
 class EnhancedOffloadingExecutor(GridSession):
     """Moves recommended work.
 
-    The mode says where to; it changes nothing of the config's, nor what moves by itself:
+    The mode selects the target; it changes neither the config nor automatic offloading:
 
-    - `OFFLOAD_ONLY`: to the node of the recommendation, nowhere else.
-    - `SHARE_AND_OFFLOAD`: to the node that already lends to the pressed one (an automatic boost) where enough is left
-      of that, else to the node of the recommendation.
-    - `DYNAMIC_BALANCING`: the same, else to whichever node is the best when the move begins.
+    - `OFFLOAD_ONLY`: the target of the recommendation, and no other.
+    - `SHARE_AND_OFFLOAD`: the node that already lends to the pressed one (an automatic boost) where enough of that is
+      left, else the target of the recommendation.
+    - `DYNAMIC_BALANCING`: the same lender, else the best node when the move begins.
     """
 
     def __init__(
@@ -55,73 +55,65 @@ class EnhancedOffloadingExecutor(GridSession):
     async def execute_offloading(
         self, recommendation: OffloadingRecommendation, *, consent: bool = False, variables: Sequence[str] = ()
     ) -> str:
-        """Begin to move it; the id of the move, at once. Refused where it cannot be moved.
+        """Begin a move and return its id at once. Refused where the work cannot be moved.
 
-        With `consent` its user allows that processes of its command shape are restarted elsewhere, with these variables
-        of theirs; that is remembered. A restart repeats what the work has sent or written by then.
+        With `consent` its user allows restarts of processes of this command shape elsewhere, with these variables; the
+        consent is recorded. A restart repeats the effects that the work has had by then.
         """
         if not recommendation.is_movable:
             causes = recommendation.obstacles
             raise Refused(f"{recommendation.subject} cannot be moved: {'; '.join(causes) or 'no way is known'}", causes)
-        process = recommendation.process
-        found = await self._client.call(
-            "execute_offload",
+        process, target = recommendation.process, ""
+        if self.mode is not OffloadingMode.OFFLOAD_ONLY:
+            pages = every_page_async(self._client.list_boosts, node=recommendation.node_id)
+            target = lender_of([boost async for page in pages for boost in page.boosts], recommendation)
+        if self.mode is not OffloadingMode.DYNAMIC_BALANCING:  # else the grid chooses where no lender is
+            target = target or recommendation.target_node or ""
+        answer = await self._client.execute_offload(
             move_id=f"{MOVE_PREFIX}{secrets.token_hex(6)}",
             subject=recommendation.subject,
             node=recommendation.node_id,
-            target=await self._target(recommendation),
+            target=target,
             consent=consent,
             variables=list(variables),
             pid_start=process.pid_start if process is not None else 0,
             shape=recommendation.shape or "",
             directory=process.cwd if process is not None else "",
         )
-        move_id: str = found["move"]["move_id"]
-        return move_id
+        return answer.move.move_id
 
-    async def get_offloading_status(self, task_id: str) -> MoveRow:
-        """How a move stands, by its id or any unique prefix; ended ones, too. NotFound where there is none."""
-        row: MoveRow = (await self._client.call("get_move", move_id=task_id))["move"]
-        return row
+    async def get_offloading_status(self, task_id: str) -> JsonObject:
+        """A move, also an ended one, by its id or any unique prefix. NotFound where there is none."""
+        return as_object((await self._client.get_move(move_id=task_id)).move)
 
-    async def list_offloading(self, *, include_ended: bool = False) -> list[MoveRow]:
+    async def list_offloading(self, *, include_ended: bool = False) -> list[JsonObject]:
         """The active moves, and on request then those that have ended, the last ended first."""
-        pages = every_page_async(partial(self._client.call, "list_moves"), all=include_ended)
-        return [row async for page in pages for row in page["moves"]]
+        pages = every_page_async(self._client.list_moves, all=include_ended)
+        return as_objects([move async for page in pages for move in page.moves])
 
-    async def cancel_offloading(self, task_id: str) -> MoveRow:
-        """Leave the original as it was; a second time is harmless. Refused once the original cannot go on any more:
-        then its job can be cancelled."""
-        row: MoveRow = (await self._client.call("cancel_move", move_id=task_id))["move"]
-        return row
+    async def cancel_offloading(self, task_id: str) -> JsonObject:
+        """Leave the original as it was; a second time is harmless. Refused once the original cannot be resumed: then
+        its job can be cancelled."""
+        return as_object((await self._client.cancel_move(move_id=task_id)).move)
 
-    async def wait_for_offloading(self, task_id: str, *, timeout_seconds: float | None = None) -> MoveRow:
+    async def wait_for_offloading(self, task_id: str, *, timeout_seconds: float | None = None) -> JsonObject:
         """Wait until the work runs on the other node, or the move has ended; TimedOut where that takes longer."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while True:
-                    row = await self.get_offloading_status(task_id)
-                    if row["end"] is not None or row["state"] == "running":
-                        return row
+                    move = (await self._client.get_move(move_id=task_id)).move
+                    if move.end is not None or move.state == "running":
+                        return as_object(move)
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
             raise TimedOut(f"{task_id} is still on its way after {timeout_seconds:g} s") from None
 
-    async def _target(self, recommendation: OffloadingRecommendation) -> str:
-        """Where to, by the mode; empty leaves it to the grid."""
-        if self.mode is not OffloadingMode.OFFLOAD_ONLY:
-            pages = every_page_async(partial(self._client.call, "list_boosts"), node=recommendation.node_id)
-            lender = _lender([row async for page in pages for row in page["boosts"]], recommendation)
-            if lender:
-                return lender
-        return "" if self.mode is OffloadingMode.DYNAMIC_BALANCING else recommendation.target_node or ""
 
-
-def _lender(boosts: Sequence[BoostRow], recommendation: OffloadingRecommendation) -> str:
-    """Who lends so much to the node of the recommendation, by an automatic boost, that the work fits into it."""
+def lender_of(boosts: Sequence[BoostRow], recommendation: OffloadingRecommendation) -> str:
+    """The lender of an automatic boost into which the work fits, if any."""
     needs = {"memory": recommendation.memory_gb, "cpu": recommendation.cpu_cores}
     for boost in boosts:
-        need = needs.get(boost["resource_type"], 0.0)
-        if boost["automatic"] and boost["is_active"] and 0 < need <= boost["amount"] and boost["source_node"]:
-            return str(boost["source_node"])
+        fits = 0 < needs.get(boost.resource_type, 0.0) <= boost.amount
+        if fits and boost.automatic and boost.is_active and boost.source_node:
+            return boost.source_node
     return ""

@@ -1,7 +1,7 @@
-"""`ResourceBoostManager`: boosts, which a node borrows from the others for a while.
+"""`ResourceBoostManager`: boosts, which a node borrows from other nodes for a while.
 
 Boosts are leases in the one ledger: other programs and the command line see the same ones, and they outlive the program
-that requested them until they are released or their time is over.
+that requested them until they are released or expire.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import uuid
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from distributed_grid.agent.ray_boost.ray_boost import use_placement_group
+from distributed_grid.api.answers.boosts import BoostRow
 from distributed_grid.client.async_client import GridSession
-from distributed_grid.client.pages import every_page_async, joined
+from distributed_grid.client.conversation import JsonObject, as_objects, present, required
+from distributed_grid.client.pages import every_page_async
 from distributed_grid.client.placement_arguments import finite_amount, positive_seconds, resource_name
 from distributed_grid.config import ClusterConfig
-from distributed_grid.control.view_types import BoostRow, BoostStatus
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import Ambiguous, BadInput, GridError, NotFound, Refused, TimedOut
@@ -28,17 +28,17 @@ from distributed_grid.errors import Ambiguous, BadInput, GridError, NotFound, Re
 __all__ = ["AllocationPriority", "ResourceBoost", "ResourceBoostManager", "ResourceBoostRequest", "ResourceType"]
 
 DEFAULT_SECONDS = 3600.0
-"""How long a boost lasts by default."""
+"""The default duration of a boost."""
 REFUSALS = (Refused, TimedOut, BadInput)
-"""Answers that mean "no"; anything else is a failure."""
+"""Refusals; any other error is a failure."""
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class ResourceBoostRequest:
-    """So much of one kind for a node; without a duration for an hour, without a source from whoever can spare it.
+    """An amount of one resource for a node; without a duration for an hour, without a source from any node.
 
-    Where the preferred source is full another node lends, unless `only` it may.
+    Where the preferred source is full another node lends, unless `only` is set.
     """
 
     target_node: str
@@ -52,10 +52,10 @@ class ResourceBoostRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResourceBoost:
-    """What one node lends to another, until when; amounts in cores, GPUs or GB.
+    """A resource that one node lends to another until a moment; amounts in cores, GPUs or GB.
 
-    `enforced_by` is `ray` where a placement group stands for it in Ray, else `grid`. `automatic`: rebalancing asked for
-    it; then `amount` is what is left of it, and `used_amount` what was used.
+    `enforced_by` is `ray` where a placement group reserves it in Ray, else `grid`. `automatic`: requested by
+    rebalancing; then `amount` is the unused rest, and `used_amount` the used part.
     """
 
     boost_id: str
@@ -75,9 +75,9 @@ class ResourceBoost:
     used_amount: float | None = None
 
     def use(self) -> AbstractContextManager[Any]:
-        """Inside, the Ray tasks and actors of this program use the boost, unless they say by themselves where to run.
+        """Inside, the Ray tasks and actors of this program use the boost, unless they state their own placement.
 
-        They run on the source. Raises Refused where no Ray stands behind the boost.
+        They run on the source. Raises Refused where no Ray reserves the boost.
         """
         if self.placement_group is None:
             raise Refused(
@@ -87,10 +87,20 @@ class ResourceBoost:
         return use_placement_group(self.placement_group)
 
 
-class ResourceBoostManager(GridSession):
-    """Requests, extends, releases and lists boosts; the grid decides who lends.
+class BoostSummary(TypedDict):
+    """Number of active boosts, their totals by kind, the boosts, the file of their copies, and warnings."""
 
-    `last_refusal` says why the last request or release was refused; None where it was not.
+    active_boosts: int
+    totals: dict[str, float]
+    boosts: list[JsonObject]
+    persistence_file: str
+    warnings: list[str]
+
+
+class ResourceBoostManager(GridSession):
+    """Requests, extends, releases and lists boosts; the grid chooses the lender.
+
+    `last_refusal` is the error of the last request or release if it was refused, else None.
     """
 
     def __init__(
@@ -108,25 +118,36 @@ class ResourceBoostManager(GridSession):
         await self.start()
 
     async def request_boost(self, request: ResourceBoostRequest, *, wait_seconds: float = 0.0) -> str | None:
-        """The id of the boost once it can be used; None where the grid says no.
+        """The id of the boost once it can be used; None where the grid refuses.
 
-        Where another node lends than the preferred source, a line in the log says why. With `wait_seconds` it waits in
-        the queue.
+        Where another node lends than the preferred source, the log has the reason. With `wait_seconds` it waits in the
+        queue.
         """
         try:
-            found = await self._client.call("request_boost", **_message(request, wait_seconds))
+            duration = DEFAULT_SECONDS if request.duration_seconds is None else request.duration_seconds
+            answer = await self._client.request_boost(
+                request_id=uuid.uuid4().hex,
+                target=request.target_node,
+                resource_type=resource_name(request.resource_type),
+                amount=finite_amount(request.amount),
+                priority=AllocationPriority.parse(request.priority).name.lower(),
+                duration_seconds=positive_seconds(duration, "a duration"),
+                source=request.preferred_source or "",
+                only=request.only,
+                wait_seconds=wait_seconds,
+            )
         except REFUSALS as refusal:
             self._refused(refusal)
             return None
         self.last_refusal = None
-        if found["note"]:
-            log.warning("%s", found["note"])
-        return str(found["boost"]["boost_id"])
+        if present(answer.note):
+            log.warning("%s", answer.note)
+        return required(answer.boost).boost_id
 
     async def release_boost(self, boost_id: str) -> bool:
-        """Give a boost back, by its id or any unique prefix; a second time is harmless. False where none is meant."""
+        """Release a boost, by its id or any unique prefix; a second time is harmless. False where none has it."""
         try:
-            await self._client.call("release_boost", boost_id=boost_id)
+            await self._client.release_boost(boost_id=boost_id)
         except (NotFound, Ambiguous) as refusal:
             self._refused(refusal)
             return False
@@ -134,69 +155,53 @@ class ResourceBoostManager(GridSession):
         return True
 
     async def extend_boost(self, boost_id: str, seconds: float, *, request_id: str | None = None) -> ResourceBoost:
-        """The boost with so much more time, counted from its end; NotFound where it is over.
+        """The boost with this much more time, counted from its end; NotFound where it has ended.
 
         The same request id again counts once.
         """
-        asked = {"request_id": request_id or uuid.uuid4().hex, "boost_id": boost_id, "seconds": seconds}
-        found = await self._client.call("extend_boost", **asked)
-        return _boost(found["boost"])
+        answer = await self._client.extend_boost(
+            request_id=request_id or uuid.uuid4().hex, boost_id=boost_id, seconds=seconds
+        )
+        return _boost(required(answer.boost))
 
     async def get_active_boosts(self, target_node: str | None = None) -> list[ResourceBoost]:
-        """The boosts that are active, of all nodes or of one."""
-        pages = every_page_async(partial(self._client.call, "list_boosts"), node=target_node or "")
-        return [_boost(row) async for page in pages for row in page["boosts"] if row["is_active"]]
+        """The active boosts, of all target nodes or of one."""
+        pages = every_page_async(self._client.list_boosts, node=target_node or "")
+        return [_boost(row) async for page in pages for row in page.boosts if row.is_active]
 
-    async def get_boost_status(self) -> BoostStatus:
-        """How many boosts are active, how much that is of each kind, every one of them, and what is wrong."""
-        pages = every_page_async(partial(self._client.call, "list_boosts"))
-        found = joined([page async for page in pages], "boosts")
+    async def get_boost_status(self) -> BoostSummary:
+        pages = [page async for page in every_page_async(self._client.list_boosts)]
         return {
-            "active_boosts": found["active_boosts"],
-            "totals": found["totals"],
-            "boosts": found["boosts"],
-            "persistence_file": found["persistence_file"],
-            "warnings": found["warnings"],
+            "active_boosts": pages[0].active_boosts,
+            "totals": pages[0].totals,
+            "boosts": as_objects([boost for page in pages for boost in page.boosts]),
+            "persistence_file": pages[0].persistence_file,
+            "warnings": pages[0].warnings,
         }
 
     def _refused(self, refusal: GridError) -> None:
-        """The one place where a refusal becomes "no": the reason is kept and logged."""
+        """Keep and log the error that the caller sees as None or False."""
         self.last_refusal = refusal
         log.warning("%s", refusal)
 
 
-def _message(request: ResourceBoostRequest, wait_seconds: float) -> dict[str, Any]:
-    duration = DEFAULT_SECONDS if request.duration_seconds is None else request.duration_seconds
-    return {
-        "request_id": uuid.uuid4().hex,
-        "target": request.target_node,
-        "resource_type": resource_name(request.resource_type),
-        "amount": finite_amount(request.amount),
-        "priority": AllocationPriority.parse(request.priority).name.lower(),
-        "duration_seconds": positive_seconds(duration, "a duration"),
-        "source": request.preferred_source or "",
-        "only": request.only,
-        "wait_seconds": wait_seconds,
-    }
-
-
 def _boost(row: BoostRow) -> ResourceBoost:
     return ResourceBoost(
-        row["boost_id"],
-        row["source_node"] or "",
-        row["target_node"],
-        row["resource_type"],
-        row["amount"],
-        AllocationPriority.parse(row["priority"]),
-        row["state"],
-        row["is_active"],
-        _moment(row["allocated_at"]),
-        _moment(row["expires_at"]),
-        row["user"],
-        row["enforced_by"],
-        row["placement_group"],
-        row["automatic"],
-        row["used_amount"],
+        boost_id=row.boost_id,
+        source_node=row.source_node or "",
+        target_node=row.target_node,
+        resource_type=row.resource_type,
+        amount=row.amount,
+        priority=AllocationPriority.parse(row.priority),
+        state=row.state,
+        is_active=row.is_active,
+        allocated_at=_moment(row.allocated_at),
+        expires_at=_moment(row.expires_at),
+        user=row.user,
+        enforced_by=row.enforced_by,
+        placement_group=row.placement_group,
+        automatic=row.automatic,
+        used_amount=row.used_amount,
     )
 
 

@@ -1,7 +1,7 @@
-"""`ResourcePerformancePredictor`: what tasks need, learned from what they used.
+"""`ResourcePerformancePredictor`: needs of tasks, learned from their use of resources.
 
-The history is the control plane's: what one program records, and what jobs of the grid have used, every program and the
-command line predict from. The methods are plain and safe inside a running event loop.
+The history is the control plane's: every program and the command line predict from the records of all programs and from
+the measurements of jobs. The methods are plain and safe inside a running event loop.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Literal, Self, TypedDict
 
 from distributed_grid.client.async_client import locate_grid
 from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import JsonObject, as_object
 from distributed_grid.client.task_descriptions import execution_fields, task_fields
 from distributed_grid.config import ClusterConfig
-from distributed_grid.control.view_types import BatchScaling, ExecutionRecord, PredictionRow, TrainingReport
 from distributed_grid.errors import BadInput
 from distributed_grid.prediction.task_runs import (
     DEFAULT_MIN_SAMPLES_FOR_ML,
@@ -39,12 +39,12 @@ __all__ = [
 DEFAULT_CPU_CORES = 1.0
 DEFAULT_MEMORY_MB = 1024.0
 DEFAULT_GPU_MEMORY_MB = 0.0
-"""What a task is said to need where nothing is known of it."""
+"""Needs of an unknown task."""
 
 
 class ResourcePrediction(TypedDict):
-    """What a task needs. With the tier `defaults`, or where a quantity was never measured, defaults stand for it;
-    `execution_time_seconds` is None where it is not known."""
+    """Needs of a task. With the tier `defaults`, and for quantities that were never measured, they are the defaults;
+    `execution_time_seconds` is None where it is unknown."""
 
     cpu_cores: float
     memory_mb: float
@@ -81,36 +81,32 @@ class ResourcePerformancePredictor:
         with self._lock:
             self._client.close()
 
-    def record_task_execution(self, task_id: str, execution_data: Mapping[str, Any]) -> ExecutionRecord:
-        """Record what a run has used. The same task and `attempt` a second time changes nothing, and is `known`."""
-        recorded: ExecutionRecord = self._call("record_execution", **execution_fields(task_id, execution_data))[
-            "execution"
-        ]
-        return recorded
+    def record_task_execution(self, task_id: str, execution_data: Mapping[str, Any]) -> JsonObject:
+        """Record the resources that a run used. The same task and `attempt` again changes nothing, and is `known`."""
+        fields = execution_fields(task_id, execution_data)
+        with self._lock:
+            return as_object(self._client.record_execution(**fields).execution)
 
     def predict_resource_requirements(self, task_data: Mapping[str, Any]) -> ResourcePrediction:
-        """What a task needs: by models, by statistics or by default, as `tier` says."""
-        found: PredictionRow = self._call("predict_task", **task_fields(task_data))["prediction"]
-        memory_mb, cpu_cores, gpu_mb = found["memory_mb"], found["cpu_cores"], found["gpu_memory_mb"]
+        """Needs of a task: by models, by statistics or by default, see `tier`."""
+        fields = task_fields(task_data)
+        with self._lock:
+            prediction = self._client.predict_task(**fields).prediction
+        memory_mb, cpu_cores, gpu_mb = prediction.memory_mb, prediction.cpu_cores, prediction.gpu_memory_mb
         return {
             "cpu_cores": DEFAULT_CPU_CORES if cpu_cores is None else cpu_cores,
             "memory_mb": DEFAULT_MEMORY_MB if memory_mb is None else memory_mb,
             "gpu_memory_mb": DEFAULT_GPU_MEMORY_MB if gpu_mb is None else gpu_mb,
-            "execution_time_seconds": found["run_seconds"],
-            "tier": found["tier"],
-            "confidence": found["confidence"],
-            "samples": found["samples"],
+            "execution_time_seconds": prediction.run_seconds,
+            "tier": prediction.tier,
+            "confidence": prediction.confidence,
+            "samples": prediction.samples,
         }
 
-    def train_models(self) -> TrainingReport:
-        """Learn every type of task anew from its history; it returns when that is done."""
+    def train_models(self) -> JsonObject:
+        """Train every type of task from its history; it returns when that is done."""
         with self._lock:
-            last: Mapping[str, Any] = {}
-            for _, message in self._client.stream("train_predictor"):
-                assert isinstance(message, dict)
-                last = message
-        report: TrainingReport = last["training"]
-        return report
+            return as_object(self._client.train_predictor(lambda step: None).training)
 
     def calculate_batch_scaling_factor(
         self,
@@ -120,19 +116,14 @@ class ResourcePerformancePredictor:
         *,
         resource: Literal["memory", "run_time", "cpu_time"] = "memory",
     ) -> float:
-        """How many times as much a task takes with `batch_size` as with `base_batch_size` (by default the one in
-        `task_data`, else 1). Where nothing is known it is in proportion to the batch."""
+        """Ratio of the resource that a task takes with `batch_size` to that with `base_batch_size` (by default the one
+        in `task_data`, else 1). For an unknown task it is in proportion to the batch."""
         if resource not in ("memory", "run_time", "cpu_time"):
             raise BadInput(f"resource must be memory, run_time or cpu_time, not {resource!r}")
         fields = task_fields({"task_type": task_data} if isinstance(task_data, str) else task_data)
         given = fields.get("parameters", {}).get("batch_size")
         base = base_batch_size if base_batch_size is not None else given if isinstance(given, float) else 1.0
-        found: BatchScaling = self._call("get_batch_scaling", **fields, base_batch_size=base, batch_size=batch_size)[
-            "scaling"
-        ]
-        factor: float = found[resource]
-        return factor
-
-    def _call(self, op: str, **fields: Any) -> dict[str, Any]:
         with self._lock:
-            return self._client.call(op, **fields)
+            answer = self._client.get_batch_scaling(**fields, base_batch_size=base, batch_size=batch_size)
+        factor: float = getattr(answer.scaling, resource)
+        return factor

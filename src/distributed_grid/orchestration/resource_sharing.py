@@ -1,4 +1,4 @@
-"""Resource sharing under the import path of the guide, and `ResourceSharingProtocol`, which manages the workers."""
+"""Names of resource sharing under the import path of the guide, and `ResourceSharingProtocol`, which manages nodes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
-from distributed_grid.api.framing import JSON
 from distributed_grid.client.async_client import AsyncClient, locate_grid
+from distributed_grid.client.conversation import JsonObject, as_objects, present, required
 from distributed_grid.client.pages import every_page_async
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
-from distributed_grid.errors import GridError
 from distributed_grid.orchestration.resource_sharing_manager import ResourceRequest, ResourceSharingManager
+
+if TYPE_CHECKING:
+    from distributed_grid.api.answers.cluster import ClusterMachines, NodeResults
+    from distributed_grid.api.answers.nodes import NodeStep
 
 __all__ = [
     "AllocationPriority",
@@ -31,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ResourceOffer:
-    """What a node offers of one kind of resource, in GB, cores or GPUs; nothing new is lent of one that is paused."""
+    """Amount of one resource that a node offers, in GB, cores or GPUs; nothing new is lent of a paused offer."""
 
     node_id: str
     resource_type: str
@@ -43,7 +45,7 @@ class ResourceOffer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """What became of one worker when agents were installed, started or stopped."""
+    """Result of installing, starting or stopping the agent of one node."""
 
     node_id: str
     ok: bool
@@ -66,32 +68,32 @@ class ResourceSharingProtocol:
         self._client = AsyncClient(*locate_grid(config, state_dir))
 
     async def get_offers(self) -> list[ResourceOffer]:
-        """What is offered, node by node."""
+        """The offers, node by node."""
         return [
             ResourceOffer(
-                row["node_id"],
-                row["resource_type"],
-                row["amount"],
-                datetime.fromisoformat(row["expires_at"]),
-                row["generation"],
-                row["state"],
+                node_id=row.node_id,
+                resource_type=row.resource_type,
+                amount=row.amount,
+                expires_at=datetime.fromisoformat(required(row.expires_at)),
+                generation=row.generation,
+                state=row.state,
             )
-            async for page in every_page_async(partial(self._client.call, "list_offers"))
-            for row in page["offers"]
+            async for page in every_page_async(self._client.list_offers)
+            for row in page.offers
         ]
 
-    async def get_workers(self) -> list[dict[str, Any]]:
+    async def get_workers(self) -> list[JsonObject]:
         """Each node with its state and its link; the rows of `grid cluster status --json`."""
-        rows: list[dict[str, Any]] = (await self._manage("status", ()))["nodes"]
-        return rows
+        machines = await self._client.manage_cluster(lambda step: None, verb="status")
+        return as_objects(cast("ClusterMachines", machines).nodes)
 
     async def install(self, *nodes: str, progress: Callable[[str, str], None] | None = None) -> list[WorkerResult]:
         """Put the package on nodes (all that are reached by SSH, where none is named)."""
-        return _results(await self._manage("install", nodes, progress))
+        return await self._manage("install", nodes, progress)
 
     async def start(self, *nodes: str, progress: Callable[[str, str], None] | None = None) -> list[WorkerResult]:
-        """Have the agents running; a node that lacks the package gets it first."""
-        return _results(await self._manage("start", nodes, progress))
+        """Start the agents; a node that lacks the package gets it first."""
+        return await self._manage("start", nodes, progress)
 
     async def stop(
         self,
@@ -103,25 +105,30 @@ class ResourceSharingProtocol:
     ) -> list[WorkerResult]:
         """Stop the agents; jobs get notice and wait for another place. With `purge` their files are removed, but not
         those of a node with results that were never fetched, unless `discard_results`."""
-        options = {"force": force, "purge": purge, "discard_results": discard_results}
-        return _results(await self._manage("stop", nodes, progress, **options))
+        options: _StopOptions = {"force": force, "purge": purge, "discard_results": discard_results}
+        return await self._manage("stop", nodes, progress, options)
 
     async def _manage(
-        self, verb: str, nodes: Sequence[str], progress: Callable[[str, str], None] | None = None, **options: bool
-    ) -> dict[str, Any]:
-        asked = {"verb": verb, "nodes": list(nodes), "auth_sock": os.environ.get("SSH_AUTH_SOCK", ""), **options}
-        async for kind, part in self._client.stream("manage_cluster", **asked):
-            if kind != JSON:
-                continue
-            assert isinstance(part, dict)
-            if part.get("done"):
-                return part
-            if progress is not None and "step" in part:
-                progress(part["node_id"], part["step"])
-        raise GridError("the control plane did not say what became of the nodes")
+        self,
+        verb: Literal["install", "start", "stop"],
+        nodes: Sequence[str],
+        progress: Callable[[str, str], None] | None,
+        options: _StopOptions | None = None,
+    ) -> list[WorkerResult]:
+        def report(step: NodeStep) -> None:
+            if progress is not None:
+                progress(step.node_id, step.step)
+
+        answer = await self._client.manage_cluster(
+            report, verb=verb, nodes=list(nodes), auth_sock=os.environ.get("SSH_AUTH_SOCK", ""), **(options or {})
+        )
+        return [
+            WorkerResult(row.node_id, row.ok, row.detail, tuple(as_objects(present(row.results) or ())))
+            for row in cast("NodeResults", answer).results
+        ]
 
 
-def _results(done: dict[str, Any]) -> list[WorkerResult]:
-    return [
-        WorkerResult(row["node_id"], row["ok"], row["detail"], tuple(row.get("results", ()))) for row in done["results"]
-    ]
+class _StopOptions(TypedDict, total=False):
+    force: bool
+    purge: bool
+    discard_results: bool

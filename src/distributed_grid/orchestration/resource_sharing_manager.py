@@ -1,6 +1,6 @@
 """`ResourceSharingManager`: request and release resources for a node, and the status of sharing.
 
-What is lent is in the one ledger, so several managers, other programs and the command line never lend the same thing
+Leases are rows of the one ledger, so several managers, other programs and the command line never lend the same resource
 twice.
 """
 
@@ -10,9 +10,10 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from distributed_grid.client.async_client import GridSession
+from distributed_grid.client.conversation import JsonObject, as_object, as_objects
 from distributed_grid.client.pages import whole_status_async
 from distributed_grid.client.placement_arguments import (
     PlacementArguments,
@@ -21,7 +22,6 @@ from distributed_grid.client.placement_arguments import (
     positive_seconds,
     resource_name,
 )
-from distributed_grid.control.view_types import AllocationRow, ResourceStatus
 from distributed_grid.domain.rebalancing import SharingPolicy
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """So much of one kind for a node, out of what the others can spare; `source` names who lends it preferably.
+    """An amount of one resource for a node; `source` names the preferred lenders.
 
-    Where those are full another node lends, unless `only` they may. Without a node it is for whoever asks, and any
-    node may lend.
+    Where these are full another node lends, unless `only` is set. Without a node the lease is for its requester, and
+    any node may lend.
     """
 
     node_id: str
@@ -55,7 +55,7 @@ class ResourceRequest:
     only: bool = False
 
     def message(self) -> dict[str, Any]:
-        """The request as the socket takes it."""
+        """The fields of the request."""
         if self.only and not self.source:
             raise BadInput("only the source may lend it: name one")
         where: PlacementArguments = {
@@ -74,8 +74,19 @@ class ResourceRequest:
         }
 
 
+class ResourceStatus(TypedDict):
+    """Settings of sharing, the offers, the leases, and the number of waiting requests."""
+
+    enabled: bool
+    mode: str
+    policy: SharingPolicy
+    offers: list[JsonObject]
+    allocations: list[JsonObject]
+    waiting: int
+
+
 class ResourceSharingManager(GridSession):
-    """Requests, releases and shows shared resources; the grid decides who lends."""
+    """Requests, releases and shows shared resources; the grid chooses the lender."""
 
     async def request_resource(
         self,
@@ -90,11 +101,10 @@ class ResourceSharingManager(GridSession):
         only: bool = False,
         wait_seconds: float = 300.0,
     ) -> str:
-        """Borrow for a node from the others; the id of what was lent, which `release_resource` takes.
+        """Borrow for a node from the others; the id of the lease, for `release_resource`.
 
-        Nodes named as `source` are preferred, or with `only` required; where another one lends, the log says so.
-        Waits for its turn up to `wait_seconds`. Raises Refused with the reasons where the grid says no, and TimedOut
-        where the wait was in vain.
+        Nodes named as `source` are preferred, or with `only` required; where another one lends, the log has a line.
+        Waits in the queue up to `wait_seconds`. Raises Refused with the reasons, and TimedOut at the end of the wait.
         """
         if duration is not None and duration_minutes is not None:
             raise BadInput("say either duration or duration_minutes")
@@ -113,27 +123,25 @@ class ResourceSharingManager(GridSession):
         return await self.submit(request)
 
     async def submit(self, request: ResourceRequest) -> str:
-        """The same for a request that was written down before."""
-        allocation: AllocationRow = (await self._client.call("request_lease", **request.message()))["allocation"]
-        if request.source and allocation["node_id"] not in request.source:
-            log.warning("%s lends it instead of %s", allocation["node_id"], " or ".join(request.source))
-        return str(allocation["allocation_id"])
+        """Submit a request; the id of its lease once it is granted."""
+        allocation = (await self._client.request_lease(**request.message())).allocation
+        if request.source and allocation.node_id not in request.source:
+            log.warning("%s lends it instead of %s", allocation.node_id, " or ".join(request.source))
+        return allocation.allocation_id
 
-    async def release_resource(self, allocation_id: str) -> AllocationRow:
-        """Release an allocation; its last state. A second time is harmless; NotFound where nothing has that id."""
-        answer = await self._client.call("release_lease", allocation_id=allocation_id)
-        allocation: AllocationRow = answer["allocation"]
-        return allocation
+    async def release_resource(self, allocation_id: str) -> JsonObject:
+        """Release an allocation; its last state. A second time is harmless; NotFound for an unknown id."""
+        return as_object((await self._client.release_lease(allocation_id=allocation_id)).allocation)
 
     async def get_resource_status(self) -> ResourceStatus:
-        """Whether and how the grid shares, the offers, and the allocations."""
-        status: Any = await whole_status_async(self._client)
-        sharing = (await self._client.call("get_config"))["config"]["resource_sharing"]
+        """Settings of sharing, the offers, and the allocations."""
+        status = await whole_status_async(self._client)
+        sharing = (await self._client.get_config()).config["resource_sharing"]
         return {
             "enabled": sharing["enabled"],
             "mode": sharing["mode"],
             "policy": SharingPolicy(sharing["policy"]),
-            "offers": status["offers"],
-            "allocations": status["allocations"],
-            "waiting": status["waiting"],
+            "offers": as_objects(status.offers),
+            "allocations": as_objects(status.allocations),
+            "waiting": status.waiting,
         }

@@ -7,11 +7,11 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from distributed_grid.api.worker_resources import required_amounts
 from distributed_grid.client.async_client import BlockingSession
+from distributed_grid.client.conversation import as_object
 from distributed_grid.client.pages import every_page
 from distributed_grid.domain.resources import Priority
 from distributed_grid.errors import BadInput
@@ -27,7 +27,7 @@ _TIMEOUT = ("timeout_seconds", "timeout")
 
 @dataclass(frozen=True, slots=True)
 class TaskReceipt:
-    """What became of a report; false where it changed nothing, and `reason` says why. `state` is the task's now."""
+    """Answer to a report; false where it changed nothing, with the `reason`. `state` is the present one of the task."""
 
     accepted: bool
     repeated: bool = False
@@ -64,20 +64,18 @@ class TaskManager:
 
     @property
     def task_queue(self) -> list[Task]:
-        """The tasks that wait, in the order of their age; changing the list changes nothing."""
-        pages = every_page(partial(self._session.call, "list_tasks"))
-        return [task_of(view) for page in pages for view in page["tasks"]]
+        """The waiting tasks, the oldest first; changing the list changes nothing."""
+        pages = every_page(self._session.list_tasks)
+        return [task_of(as_object(task)) for page in pages for task in page.tasks]
 
     def add_task(self, task: Mapping[str, Any]) -> str:
-        """Queue a task; its id. What the dictionary says besides the keys below is the worker's to read. A task without
-        requirements is sized from the earlier runs of its type or command.
+        """Queue a task; its id. Further keys of the dictionary are for the worker. A task without requirements is sized
+        from the earlier runs of its type or command.
 
         `task_id` (made where missing), `requirements`, `priority`, `retries`, `timeout_seconds`, `labels`, and
         `command` (a list of words) with `env`, which lets nodes with an agent run it, too.
         """
-        answer = self._session.call("submit_task", **submission_fields(task))
-        task_id: str = answer["job"]["job_id"]
-        return task_id
+        return self._session.submit_task(**submission_fields(task)).job.job_id
 
     def get_next_task(
         self,
@@ -89,22 +87,18 @@ class TaskManager:
         running: Sequence[str] = (),
         wait_seconds: float = 0.0,
     ) -> Task | None:
-        """The task that the worker is to run, or None; the same one again until it is reported, or named as running.
+        """The next task of a worker, or None; the same one again until it is reported, or named as running.
 
         Resources, where they are given, are reported first. Capabilities count from the registration.
         """
         if worker_resources:
-            self._session.call(
-                "report_pull_worker", worker_id=worker_id, incarnation=incarnation, resources=dict(worker_resources)
+            self._session.report_pull_worker(
+                worker_id=worker_id, incarnation=incarnation, resources=dict(worker_resources)
             )
-        answer = self._session.call(
-            "take_task",
-            worker_id=worker_id,
-            incarnation=incarnation,
-            running=list(running),
-            wait_seconds=wait_seconds,
-        )
-        return task_of(answer["task"]) if answer["task"] is not None else None
+        task = self._session.take_task(
+            worker_id=worker_id, incarnation=incarnation, running=list(running), wait_seconds=wait_seconds
+        ).task
+        return task_of(as_object(task)) if task is not None else None
 
     def complete_task(
         self,
@@ -116,7 +110,7 @@ class TaskManager:
         cpu_seconds: float = 0.0,
         peak_memory_mb: float = 0.0,
     ) -> TaskReceipt:
-        """The task was done, with this result. Its reservation ends with it. By its id a task needs its fence."""
+        """Report the success of a task, with its result. Its reservation ends. By its id a task needs its fence."""
         fields = report_fields(task, worker_id, fence)
         fields |= {"succeeded": True, "result": checked_json(result, "the result")}
         return self._report(fields, cpu_seconds, peak_memory_mb)
@@ -133,8 +127,8 @@ class TaskManager:
         cpu_seconds: float = 0.0,
         peak_memory_mb: float = 0.0,
     ) -> TaskReceipt:
-        """The task failed; it is run again where it has retries left, or with more memory where the grid has sized it
-        and it was `over_limit`. Its reservation ends with the attempt."""
+        """Report the failure of a task; it runs again where it has retries left, or with more memory where the grid has
+        sized it and it was `over_limit`. Its reservation ends with the attempt."""
         fields = report_fields(task, worker_id, fence)
         fields |= {
             "succeeded": False,
@@ -145,15 +139,15 @@ class TaskManager:
         return self._report(fields, cpu_seconds, peak_memory_mb)
 
     def get_task_result(self, task_id: str) -> Any:
-        """What the task has reported; None while it has not."""
-        return self._session.call("get_job", job_id=task_id)["job"]["result"]
+        """The reported result of a task; None before its report."""
+        return self._session.get_job(job_id=task_id).job.result
 
     def _report(self, fields: dict[str, Any], cpu_seconds: float, peak_memory_mb: float) -> TaskReceipt:
-        answer = self._session.call("report_task", **fields, cpu_seconds=cpu_seconds, peak_memory_mb=peak_memory_mb)
-        return TaskReceipt(answer["accepted"], answer["repeated"], answer["reason"], answer["state"])
+        answer = self._session.report_task(**fields, cpu_seconds=cpu_seconds, peak_memory_mb=peak_memory_mb)
+        return TaskReceipt(answer.accepted, answer.repeated, answer.reason, answer.state)
 
     def _estimate_task_resources(self, task: Mapping[str, Any], resource_predictor: Any = None) -> dict[str, Any]:
-        """What a task needs: as it says, else as the predictor has learned, else one core."""
+        """Needs of a task: as it states, else as predicted, else one core."""
         stated = _first(task, _REQUIREMENTS)
         if stated is not None:
             return dict(_mapping(stated, "the requirements of a task"))
@@ -169,13 +163,17 @@ class TaskManager:
 
 
 def submission_fields(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A task as the socket takes it; BadInput says what is wrong with it."""
+    """The fields of a task's request; BadInput for an invalid task."""
     task = _mapping(task, "a task")
     requirements = _mapping(_first(task, _REQUIREMENTS) or {}, "the requirements of a task")
     required_amounts(requirements)
     env, priority = _mapping(task.get("env") or {}, "the environment of a task"), task.get("priority", "medium")
     if not isinstance(priority, str | int):
         raise BadInput("the priority of a task must be a word")
+    try:
+        level = Priority.parse(priority).name.lower()
+    except ValueError:  # a number without a name
+        raise BadInput(f"no priority {priority}: use low, medium (normal), high or urgent (critical)") from None
     return {
         "request_id": uuid.uuid4().hex,
         "task_id": str(task.get("task_id") or ""),
@@ -183,7 +181,7 @@ def submission_fields(task: Mapping[str, Any]) -> dict[str, Any]:
         "argv": words(task.get("command") or (), "the command of a task must be a list of words"),
         "env": dict(env),
         "requirements": dict(requirements),
-        "priority": _priority(priority),
+        "priority": level,
         "retries": _first(task, _RETRIES) or 0,
         "timeout_seconds": _first(task, _TIMEOUT) or 0.0,
         "labels": words(task.get("labels") or (), "the labels of a task must be a list of words"),
@@ -191,15 +189,14 @@ def submission_fields(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def task_of(view: Mapping[str, Any]) -> Task:
-    """A task as a worker gets it: the dictionary that was added, with what the grid has to say of it."""
+    """A task as a worker gets it: the dictionary that was added, with the fields of the grid."""
     payload = view["payload"]
-    told = payload if isinstance(payload, dict) else {"payload": payload}
-    known = {name: value for name, value in view.items() if name != "payload"}
-    return {**told, **known}
+    added = payload if isinstance(payload, dict) else {"payload": payload}
+    return {**added, **{name: value for name, value in view.items() if name != "payload"}}
 
 
 def report_fields(task: Mapping[str, Any] | str, worker_id: str, fence: int | None) -> dict[str, Any]:
-    """Which attempt a report is about; BadInput where it does not say."""
+    """The attempt of a report; BadInput where it does not name one."""
     if isinstance(task, Mapping):
         task_id, worker_id = str(task.get("task_id", "")), worker_id or str(task.get("worker_id", ""))
         fence = task.get("fence") if fence is None else fence
@@ -226,13 +223,6 @@ def words(value: Any, problem: str) -> list[str]:
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
         raise BadInput(problem)
     return list(value)
-
-
-def _priority(word: str | int) -> str:
-    try:
-        return Priority.parse(word).name.lower()
-    except ValueError:
-        raise BadInput(f"no priority {word}: use low, medium (normal), high or urgent (critical)") from None
 
 
 def _first(task: Mapping[str, Any], names: Sequence[str]) -> Any:

@@ -20,13 +20,14 @@ from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, Manifest, Manifes
 from distributed_grid.trees.paths import (
     MAX_DEPTH,
     DirectoryWalker,
+    Tree,
     display_path,
     open_inside,
-    open_root,
+    open_tree,
     pattern_regex,
     to_bytes,
     to_text,
-    translate_os_errors,
+    tree_name,
 )
 
 FETCH_LIMIT_FILES = 100_000
@@ -76,39 +77,24 @@ class FilePatterns:
 
 
 def select_files(
-    root: int | str | os.PathLike[str],
-    patterns: Iterable[str],
-    *,
-    limit_files: int = FETCH_LIMIT_FILES,
-    limit_bytes: int | None = None,
+    root: Tree, patterns: Iterable[str], *, limit_files: int = FETCH_LIMIT_FILES, limit_bytes: int | None = None
 ) -> SelectedFiles:
     """The files below `root` that match, without their content; `open_inside` opens each.
 
     A link to a file inside counts as that file; one that leads outside, or to a directory, is listed as skipped.
     """
-    shown_root = f"descriptor {root}" if isinstance(root, int) else os.fspath(root)
-    with translate_os_errors(shown_root, "look for the files"):
-        fd = os.dup(root) if isinstance(root, int) else open_root(root)
-        try:
-            return _Selector(fd, FilePatterns(patterns), limit_files, limit_bytes).run()
-        finally:
-            os.close(fd)
+    with open_tree(root, tree_name(root), "look for the files") as fd:
+        return _Selector(fd, FilePatterns(patterns), limit_files, limit_bytes).run()
 
 
-def changed_files(
-    root: int | str | os.PathLike[str], entries: Iterable[ManifestEntry], shipped: Manifest
-) -> ChangedFiles:
+def changed_files(root: Tree, entries: Iterable[ManifestEntry], shipped: Manifest) -> ChangedFiles:
     """Leave out the files that are as they were shipped; only files of the same size are read for that."""
     before = {entry.path: entry for entry in shipped.entries}
     current = tuple(entries)
     if not before or not current:
         return ChangedFiles(current)
-    with translate_os_errors("the job's directory", "compare the files"):
-        fd = os.dup(root) if isinstance(root, int) else open_root(root)
-        try:
-            changed = tuple(entry for entry in current if not _is_as_shipped(fd, entry, before.get(entry.path)))
-        finally:
-            os.close(fd)
+    with open_tree(root, "the job's directory", "compare the files") as fd:
+        changed = tuple(entry for entry in current if not _is_as_shipped(fd, entry, before.get(entry.path)))
     return ChangedFiles(changed, len(current) - len(changed))
 
 

@@ -297,6 +297,25 @@ def open_root(root: str | bytes | os.PathLike[str]) -> int:
     return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
+Tree = int | str | os.PathLike[str]
+"""An open directory, or the path of one."""
+
+
+def tree_name(tree: Tree) -> str:
+    return f"descriptor {tree}" if isinstance(tree, int) else os.fspath(tree)
+
+
+@contextmanager
+def open_tree(tree: Tree, name: str, action: str) -> Iterator[int]:
+    """A descriptor of the directory for the block; an `OSError` of the block is translated."""
+    with translate_os_errors(name, action):
+        fd = os.dup(tree) if isinstance(tree, int) else open_root(tree)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
 def open_inside(root: int, path: bytes) -> int:
     """Regular file at `path` for reading; links are followed, and one that leads outside is a `PermissionError`."""
     with DirectoryWalker(root) as walker:

@@ -296,10 +296,7 @@ def scan_directory(
 
 
 def read_surveyed(
-    root: int,
-    found: list[SurveyedFile],
-    skipped: list[SkippedFile],
-    read: Callable[[int, bytes], tuple[str, int]],
+    root: int, found: list[SurveyedFile], skipped: list[SkippedFile], read: Callable[[int, bytes], tuple[str, int]]
 ) -> list[ManifestEntry]:
     """Entries of a survey; `read` returns digest and size of an open file. An unreadable file is noted in `skipped`,
     a temporary failure is raised."""

@@ -21,23 +21,18 @@ from msgspec import Struct
 from distributed_grid.errors import BadInput
 from distributed_grid.trees.content_store import SETTLED_NS, Fingerprint, fingerprint
 from distributed_grid.trees.ignore_rules import GridIgnoreMatcher
-from distributed_grid.trees.manifest import (
-    EXECUTABLE,
-    LIMIT_BYTES,
-    LIMIT_FILES,
-    PLAIN,
-    ManifestEntry,
-    SkippedFile,
-)
+from distributed_grid.trees.manifest import EXECUTABLE, LIMIT_BYTES, LIMIT_FILES, PLAIN, ManifestEntry, SkippedFile
 from distributed_grid.trees.paths import (
     MAX_DEPTH,
     MAX_PATH_BYTES,
     DirectoryWalker,
+    Tree,
     leads_outside,
-    open_root,
+    open_tree,
     to_bytes,
     to_text,
     translate_os_errors,
+    tree_name,
 )
 from distributed_grid.trees.scan import READ_BYTES, Survey, read_surveyed
 from distributed_grid.trees.secret_files import SecretFilter
@@ -140,7 +135,7 @@ class TreeDigests:
 
     def list_tree(
         self,
-        root: int | str | os.PathLike[str],
+        root: Tree,
         *,
         name: str = "",
         limit_bytes: int = LIMIT_BYTES,
@@ -148,22 +143,16 @@ class TreeDigests:
         secrets: SecretFilter | None = None,
     ) -> TreeListing:
         """The directory (a path, or a descriptor that stays open); BadInput where it is beyond the limits."""
-        shown = name or (f"descriptor {root}" if isinstance(root, int) else os.fspath(root))
-        with translate_os_errors(shown, "read the directory"):
-            fd = os.dup(root) if isinstance(root, int) else open_root(root)
-            try:
-                survey = Survey(
-                    fd, shown, limit_bytes=limit_bytes, limit_files=limit_files, hint=TREE_HINT, secrets=secrets
-                )
-                survey.walk(GridIgnoreMatcher())
-                skipped = [SkippedFile(to_text(path), "looks like a secret") for path in survey.withheld]
-                skipped += survey.skipped
-                kept: dict[bytes, tuple[Fingerprint, str]] = {}
-                entries = read_surveyed(fd, survey.found, skipped, partial(self._digest, kept=kept))
-                self._known = kept
-                return TreeListing(tuple(entries), tuple(skipped))
-            finally:
-                os.close(fd)
+        name = name or tree_name(root)
+        with open_tree(root, name, "read the directory") as fd:
+            survey = Survey(fd, name, limit_bytes=limit_bytes, limit_files=limit_files, hint=TREE_HINT, secrets=secrets)
+            survey.walk(GridIgnoreMatcher())
+            skipped = [SkippedFile(to_text(path), "looks like a secret") for path in survey.withheld]
+            skipped += survey.skipped
+            kept: dict[bytes, tuple[Fingerprint, str]] = {}
+            entries = read_surveyed(fd, survey.found, skipped, partial(self._digest, kept=kept))
+            self._known = kept
+            return TreeListing(tuple(entries), tuple(skipped))
 
     def _digest(self, fd: int, path: bytes, kept: dict[bytes, tuple[Fingerprint, str]]) -> tuple[str, int]:
         read_at_ns = time.time_ns()

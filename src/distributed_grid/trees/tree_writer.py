@@ -20,13 +20,16 @@ from distributed_grid.trees.content_store import ContentMissing, ContentStore, H
 from distributed_grid.trees.manifest import Manifest, ManifestEntry, check
 from distributed_grid.trees.paths import (
     DirectoryWalker,
+    Tree,
     describe_file_type,
     display_path,
     open_regular,
     open_root,
+    open_tree,
     split_path,
     to_bytes,
     translate_os_errors,
+    tree_name,
 )
 
 FICLONE = 0x40049409
@@ -100,7 +103,7 @@ class Materialized(Struct, frozen=True):
     written_bytes: int
 
 
-def materialize(manifest: Manifest, store: ContentStore, target: int | str | os.PathLike[str]) -> Materialized:
+def materialize(manifest: Manifest, store: ContentStore, target: Tree) -> Materialized:
     """Make the tree below `target`, an open directory or the path of one; readable by its owner only.
 
     Contents that are not in the store are a `ContentMissing`, before anything is made. Files are copies, never the
@@ -110,14 +113,8 @@ def materialize(manifest: Manifest, store: ContentStore, target: int | str | os.
     check(manifest)
     if absent := store.missing(manifest.contents()):
         raise ContentMissing(absent)
-    shown_target = f"descriptor {target}" if isinstance(target, int) else os.fspath(target)
-    with translate_os_errors(shown_target, "write the files"):
-        root = os.dup(target) if isinstance(target, int) else open_root(target)
-        try:
-            with DirectoryWalker(root) as walker:
-                return _Materializer(store, walker).write(manifest)
-        finally:
-            os.close(root)
+    with open_tree(target, tree_name(target), "write the files") as root, DirectoryWalker(root) as walker:
+        return _Materializer(store, walker).write(manifest)
 
 
 class _Materializer:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from distributed_grid.client.conversation import JsonObject
 from distributed_grid.errors import BadInput, Refused
 from distributed_grid.orchestration.enhanced_offloading_executor import (
     EnhancedOffloadingExecutor,
     OffloadingMode,
     OffloadingRecommendation,
-    _lender,
+    lender_of,
 )
 from distributed_grid.orchestration.offloading_detector import ProcessType
 
@@ -44,7 +45,7 @@ def recommendation(**changes: Any) -> OffloadingRecommendation:
 
 def boost(**changes: Any) -> Any:
     fields = {"automatic": True, "is_active": True, "resource_type": "memory", "amount": 4.0, "source_node": "gpu2"}
-    return fields | changes
+    return JsonObject(fields | changes)
 
 
 def test_the_mode_is_one_of_three(tmp_path: Path) -> None:
@@ -64,8 +65,8 @@ def test_what_cannot_be_moved_is_refused_with_its_obstacles(tmp_path: Path) -> N
 
 def test_work_goes_to_the_node_that_lends_enough_already() -> None:
     work = recommendation()
-    assert _lender([boost()], work) == "gpu2"
-    assert _lender([boost(resource_type="cpu", amount=1.0)], work) == "gpu2"
+    assert lender_of([boost()], work) == "gpu2"
+    assert lender_of([boost(resource_type="cpu", amount=1.0)], work) == "gpu2"
     for other in (
         boost(automatic=False),
         boost(is_active=False),
@@ -73,7 +74,7 @@ def test_work_goes_to_the_node_that_lends_enough_already() -> None:
         boost(resource_type="gpu"),
         boost(source_node=None),
     ):
-        assert _lender([other], work) == ""
+        assert lender_of([other], work) == ""
 
 
 def test_the_subject_is_a_pid_or_a_job() -> None:

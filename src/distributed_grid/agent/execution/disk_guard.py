@@ -200,7 +200,7 @@ class _Watched:
         self.next_pass_ms = 0
         self.free_bytes = 0  # on the disk, when that pass began
         self.paused_until = 0
-        self.paused_ms = self.told_ms = 0
+        self.paused_ms = self.reported_ms = 0
         self.counting: asyncio.Task[None] | None = None
 
     @property
@@ -274,31 +274,28 @@ class DiskGuard:
         self._hanging = {task for task in self._hanging if not task.done()}
         taken_ms = round(1000 * (time.monotonic() - began_s))
         for watched in list(self._watched.values()):
-            if not watched.tree.stopping:
-                # Above its limit an attempt is paused, and ended after its grace; below the limit it is resumed.
-                spec, now = watched.tree.spec, boot_ms()
-                held, limit = watched.size.known_bytes, spec.max_files_bytes
-                if not limit or held <= limit:
-                    is_fresh = watched.began_ms > watched.paused_ms and not watched.size.is_under_way
-                    if watched.paused_until and is_fresh:
-                        watched.paused_until = 0
-                        self._pauses.resume(spec.attempt_id)
-                    continue
-                reason = f"its files on the node take {_gigabytes(held)} (limit {_gigabytes(limit)}, max_files_gb)"
-                if not watched.paused_until:
-                    watched.paused_ms, watched.paused_until = now, now + max(spec.grace_ms, 1)
-                    log.warning("%s is paused, and ended after %g s: %s", spec.attempt_id, spec.grace_ms / 1000, reason)
-                if now < watched.paused_until and now >= watched.told_ms + CHECK_MS:
-                    watched.told_ms = now
-                    self._pauses.pause_for_node(spec.attempt_id, watched.tree.fence, reason)
-                elif (
-                    now >= watched.paused_until
-                    and watched.began_ms > watched.paused_ms
-                    and not watched.size.is_under_way
-                ):
-                    await self._host.stop_attempt(
-                        spec.attempt_id, ending=Ending.OVER_LIMIT, detail=reason, grace_ms=0, is_disk_overrun=True
-                    )
+            if watched.tree.stopping:
+                continue
+            # Above its limit an attempt is paused, and ended after its grace; below the limit it is resumed.
+            spec, now = watched.tree.spec, boot_ms()
+            held, limit = watched.size.known_bytes, spec.max_files_bytes
+            is_fresh = watched.began_ms > watched.paused_ms and not watched.size.is_under_way
+            if not limit or held <= limit:
+                if watched.paused_until and is_fresh:
+                    watched.paused_until = 0
+                    self._pauses.resume(spec.attempt_id)
+                continue
+            reason = f"its files on the node take {_gigabytes(held)} (limit {_gigabytes(limit)}, max_files_gb)"
+            if not watched.paused_until:
+                watched.paused_ms, watched.paused_until = now, now + max(spec.grace_ms, 1)
+                log.warning("%s is paused, and ended after %g s: %s", spec.attempt_id, spec.grace_ms / 1000, reason)
+            if now < watched.paused_until and now >= watched.reported_ms + CHECK_MS:
+                watched.reported_ms = now
+                self._pauses.pause_for_node(spec.attempt_id, watched.tree.fence, reason)
+            elif now >= watched.paused_until and is_fresh:
+                await self._host.stop_attempt(
+                    spec.attempt_id, ending=Ending.OVER_LIMIT, detail=reason, grace_ms=0, is_disk_overrun=True
+                )
         await self._check_disk()
         if any(watched.size.is_under_way for watched in self._watched.values()):
             return min(max(MIN_REST_MS, taken_ms * (FULL_REST if self._full_since else REST)), MAX_REST_MS)

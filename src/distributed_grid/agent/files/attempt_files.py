@@ -21,20 +21,7 @@ from weakref import WeakValueDictionary
 
 from distributed_grid import wire
 from distributed_grid.adapters.clock import sealed, unsealed
-from distributed_grid.agent.files.job_dir import (
-    AGE,
-    CHECKPOINT_DIR,
-    CONTROL,
-    EXIT,
-    LIVE,
-    STDERR,
-    STDOUT,
-    WORK,
-    dropped_output,
-    is_safe_name,
-    open_attempt_directory,
-    open_job_folder,
-)
+from distributed_grid.agent.files import job_dir
 from distributed_grid.errors import GridError, Unreachable
 from distributed_grid.posix.private_files import open_regular, write_private
 from distributed_grid.supervision import start_logged
@@ -42,13 +29,7 @@ from distributed_grid.trees import file_selection, manifest, tree_writer
 from distributed_grid.trees.content_store import ContentMissing, ContentStore, ContentStores
 from distributed_grid.trees.paths import DIRECTORY_FLAGS, display_path, open_inside
 from distributed_grid.trees.secret_files import SecretFilter, is_secret, is_withheld
-from distributed_grid.trees.tree_listing import (
-    MAX_TREE_BYTES,
-    MAX_TREE_FILES,
-    TreeDigests,
-    TreeListing,
-    list_tree,
-)
+from distributed_grid.trees.tree_listing import MAX_TREE_BYTES, MAX_TREE_FILES, TreeDigests, TreeListing, list_tree
 
 MAX_STREAMS, MAX_LISTINGS = 256, 16
 MAX_DIGESTED = 16
@@ -57,8 +38,8 @@ MANIFEST_SECONDS = 20.0
 KEEP_MS = 30 * 86_400_000
 DIRECTORY_GONE = "its directory is not there any more"
 """Problem of a listing whose attempt has left no directory, or none any more."""
-OUTPUT = (STDOUT.encode(), STDERR.encode())
-DIRECTORIES = (WORK.encode(), CHECKPOINT_DIR.encode())
+OUTPUT = (job_dir.STDOUT.encode(), job_dir.STDERR.encode())
+DIRECTORIES = (job_dir.WORK.encode(), job_dir.CHECKPOINT_DIR.encode())
 
 
 class HeldDirectory(Protocol):
@@ -123,7 +104,7 @@ class AttemptFileReader:
                     fd = open_file(self._root, order.lease_id, order.name)
                 else:
                     first, _, rest = order.name.partition(b"/")
-                    if first != WORK.encode() or not rest:
+                    if first != job_dir.WORK.encode() or not rest:
                         raise ValueError("not a file of a working directory")
                     if is_secret(rest, is_directory=False) and is_withheld(f"/proc/self/fd/{directory.fd}", rest):
                         raise ValueError("looks like a secret")
@@ -246,7 +227,7 @@ class AttemptFileReader:
 def open_file(root: str, lease_id: str, name: bytes) -> int:
     """A descriptor of a file of an attempt: `stdout`, `stderr`, `work/…` or `checkpoints/…`; ValueError for any other
     name."""
-    folder = open_job_folder(root, lease_id)
+    folder = job_dir.open_job_folder(root, lease_id)
     try:
         if name in OUTPUT:
             return open_regular(name.decode(), os.O_RDONLY, folder)
@@ -272,7 +253,7 @@ def read_at(root: str, lease_id: str, name: bytes, fd: int, most: int, start: in
         status = os.fstat(fd)
         if status.st_blocks * 512 >= status.st_size:  # it has no hole
             return start, data
-        dropped = dropped_output(root, lease_id, name.decode())
+        dropped = job_dir.dropped_output(root, lease_id, name.decode())
         if start >= dropped:
             return start, data
         start = dropped
@@ -280,15 +261,15 @@ def read_at(root: str, lease_id: str, name: bytes, fd: int, most: int, start: in
 
 def work_dir(root: str, lease_id: str) -> Path:
     """Working directory of an attempt; raises `FileNotFoundError` if it is missing or a link."""
-    os.close(open_attempt_directory(root, lease_id, WORK))
-    return Path(root, lease_id, WORK)
+    os.close(job_dir.open_attempt_directory(root, lease_id, job_dir.WORK))
+    return Path(root, lease_id, job_dir.WORK)
 
 
 def list_checkpoint(root: str, lease_id: str) -> TreeListing:
     """The whole checkpoint directory of an attempt; `BadInput` if it is too large to be shipped."""
-    folder = open_attempt_directory(root, lease_id, CHECKPOINT_DIR)
+    folder = job_dir.open_attempt_directory(root, lease_id, job_dir.CHECKPOINT_DIR)
     try:
-        return list_tree(folder, f"{root}/{lease_id}/{CHECKPOINT_DIR}")
+        return list_tree(folder, f"{root}/{lease_id}/{job_dir.CHECKPOINT_DIR}")
     finally:
         os.close(folder)
 
@@ -301,19 +282,19 @@ def remove_expired(root: Path, *, age_ms: int, keep_ms: int = KEEP_MS) -> int:
     in the future, is written anew.
     """
     removed = 0
-    for control in list((root / CONTROL).iterdir()) if (root / CONTROL).is_dir() else []:
-        if not is_safe_name(control.name) or (root / LIVE / control.name).exists():
+    for control in list((root / job_dir.CONTROL).iterdir()) if (root / job_dir.CONTROL).is_dir() else []:
+        if not job_dir.is_safe_name(control.name) or (root / job_dir.LIVE / control.name).exists():
             continue
-        if not os.path.lexists(control / EXIT):
+        if not os.path.lexists(control / job_dir.EXIT):
             continue
         try:
-            content = unsealed((control / AGE).read_bytes())
+            content = unsealed((control / job_dir.AGE).read_bytes())
         except OSError:
             content = None
         seen_ms = int(content) if content is not None and content.isdigit() else None
         if seen_ms is None or seen_ms > age_ms:
             with contextlib.suppress(OSError):  # a full disk: it is seen again
-                write_private(control / AGE, sealed(str(age_ms).encode()), durable=False)
+                write_private(control / job_dir.AGE, sealed(str(age_ms).encode()), durable=False)
         elif age_ms - seen_ms > keep_ms:
             for folder in (root / control.name, control):  # in this order: remains are found again
                 shutil.rmtree(folder, ignore_errors=True)

@@ -47,10 +47,7 @@ def list_results(directory: Path, attempts: dict[str, str]) -> dict[str, tuple[i
             selected = select_files(work, EVERYTHING)
             shipped = Manifest()  # the files that the attempt began with; none if their list is gone
             if digest and (directory / "content").is_dir():
-                with (
-                    contextlib.suppress(GridError, OSError),
-                    ContentStore(directory / "content").open(digest) as file,
-                ):
+                with contextlib.suppress(GridError, OSError), ContentStore(directory / "content").open(digest) as file:
                     shipped = decode(file.read())
             counted = count_results(changed_files(work, selected.entries, shipped).entries)
         except (GridError, OSError, RecursionError) as failure:

@@ -20,13 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from distributed_grid.agent.files.job_dir import is_safe_name
 from distributed_grid.agent.offloading.guard_client import GuardClient
 from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, STILL_PHASES, GuardRecord
-from distributed_grid.agent.offloading.move_journal import (
-    RESULTS,
-    RETURNED,
-    MoveJournal,
-    OriginalProcess,
-    read_journal,
-)
+from distributed_grid.agent.offloading.move_journal import RESULTS, RETURNED, MoveJournal, OriginalProcess, read_journal
 from distributed_grid.agent.offloading.original_process import (
     OpenDirectory,
     identify,

@@ -81,10 +81,7 @@ class HostedWork:
     """Attempts of a host, beside the meter's figures; `marked_ago_ms` is the age of a checkpoint mark."""
 
     def __init__(
-        self,
-        host: AttemptHost,
-        meter: UsageMeter,
-        marked_ago_ms: Callable[[str], int | None] = lambda attempt_id: None,
+        self, host: AttemptHost, meter: UsageMeter, marked_ago_ms: Callable[[str], int | None] = lambda attempt_id: None
     ) -> None:
         self._host = host
         self._meter = meter

@@ -19,6 +19,7 @@ from collections.abc import Iterator, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from distributed_grid.client.conversation import JsonObject, as_object, as_objects
 from distributed_grid.client.memory.directory import (
     EMPTY_META,
     length_of,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from distributed_grid.api.answers.memory import BlockRow
-    from distributed_grid.client.conversation import JsonObject
     from distributed_grid.client.memory.directory import BlockDirectoryClient
     from distributed_grid.memory.client.arrays import RemoteArray
     from distributed_grid.quantities import Span
@@ -203,7 +203,7 @@ class MemoryPool(PoolMapping):
         blocks = self._blocks
         blocks.forget(self._asked.free_block(block_id=block_id).block.block_id)
 
-    def find(self, block_id: str = "", *, name: str = "") -> dict[str, Any]:
+    def find(self, block_id: str = "", *, name: str = "") -> JsonObject:
         """The grid's record of a block, by its id, any unique prefix, or its name.
 
         A node that is just coming back is waited for; Unreachable where it does not.
@@ -256,13 +256,13 @@ class MemoryPool(PoolMapping):
         full_id = self._full_id(block_id)
         return self._blocks.map(full_id) if self._packed_value(full_id) is None else None
 
-    def list_blocks(self) -> list[dict[str, Any]]:
+    def list_blocks(self) -> list[JsonObject]:
         """Every block there is."""
-        return cast("list[dict[str, Any]]", self._asked.every_block())
+        return as_objects(self._asked.every_block())
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> JsonObject:
         """How much of the pool is used and where, and what this program has moved."""
-        return {**cast("JsonObject", self._asked.get_memory_stats()), "transfers": self._blocks.stats()}
+        return JsonObject({**as_object(self._asked.get_memory_stats()), "transfers": self._blocks.stats()})
 
     @contextlib.contextmanager
     def staged(self, size: int, preferred_node: str | None = None, *, copies: int = 1) -> Iterator[StagedBlock]:

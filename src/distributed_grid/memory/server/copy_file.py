@@ -39,17 +39,7 @@ def boot_id_bytes() -> bytes:
 class CopyFile:
     """The file of one copy. Its digests are in memory too; what changes is written through at once."""
 
-    __slots__ = (
-        "complete",
-        "copy",
-        "digests",
-        "ends_boot_ms",
-        "fd",
-        "frozen",
-        "generation",
-        "path",
-        "size",
-    )
+    __slots__ = ("complete", "copy", "digests", "ends_boot_ms", "fd", "frozen", "generation", "path", "size")
 
     def __init__(self, fd: int, copy: str, size: int, path: Path | None) -> None:
         self.fd = fd
