@@ -51,7 +51,14 @@ class Outbox:
             if self._launched.get(attempt_id) is launched:
                 del self._launched[attempt_id]
                 self._post(
-                    AttemptStartedReport(next(self._numbers), attempt_id, fence, pid, cores, pid_start=pid_start)
+                    AttemptStartedReport(
+                        seq=next(self._numbers),
+                        lease_id=attempt_id,
+                        fence=fence,
+                        pid=pid,
+                        cores=cores,
+                        pid_start=pid_start,
+                    )
                 )
 
         self._call_later(SHORT_MS, report)
@@ -75,8 +82,17 @@ class Outbox:
             return
         launched = self._launched.pop(attempt_id, None) or _Launched(fence, 0, (), 0)
         seq = self._ends[attempt_id] = next(self._numbers)
-        start = (launched.pid, launched.cores, mark_age_ms, launched.pid_start)
-        report = AttemptEndedReport(seq, attempt_id, fence, outcome, *start, has_checkpoint=has_checkpoint)
+        report = AttemptEndedReport(
+            seq=seq,
+            lease_id=attempt_id,
+            fence=fence,
+            outcome=outcome,
+            pid=launched.pid,
+            cores=launched.cores,
+            mark_age_ms=mark_age_ms,
+            pid_start=launched.pid_start,
+            has_checkpoint=has_checkpoint,
+        )
         self._unacknowledged[seq] = report
 
         def send() -> None:

@@ -490,13 +490,13 @@ def _is_waiting(shim: socket.socket) -> bool:
 def _refuse(job: JobDir, channel: int, detail: str) -> None:
     """Record and report that an attempt could not be started."""
     with contextlib.suppress(OSError):  # a full disk: the agent gets the report all the same
-        job.write_exit({"kind": "never_started", "detail": detail})
+        job.write_exit({"ending": "never_started", "detail": detail})
     _report_refusal(channel, detail)
 
 
 def _report_refusal(channel: int, detail: str) -> None:
     with contextlib.suppress(BrokenPipeError):
-        os.write(channel, journal_entry("ended", {"kind": "never_started", "detail": detail}))
+        os.write(channel, journal_entry("ended", {"ending": "never_started", "detail": detail}))
 
 
 def main() -> None:
