@@ -62,7 +62,7 @@ class AlertState(Struct, frozen=True):
     last_ms: int = 0  # latest measurement of the streak
 
 
-class Alert(Struct, frozen=True):
+class Alert(Struct, frozen=True, kw_only=True):
     node: str
     resource: str
     raised: bool

@@ -139,13 +139,13 @@ def pressure_readings(ledger: Ledger, now: int) -> tuple[PressureReading, ...]:
     for name, node in ledger.nodes.items():
         usage = fresh_usage(node, ledger.observations.get(name), now)
         if usage is None:
-            readings.append(PressureReading(name))
+            readings.append(PressureReading(node=name))
             continue
         has, gpu = node.capacity, gpu_part(usage)
         readings.append(
             PressureReading(
-                name,
-                round(1000 * pressure(has, usage)),
+                node=name,
+                score=round(1000 * pressure(has, usage)),
                 memory=round(1000 * memory_part(has, usage)) if has.memory_bytes else None,
                 cpu=round(1000 * cpu_part(usage)),
                 gpu=round(1000 * gpu) if gpu is not None else None,
