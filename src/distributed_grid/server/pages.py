@@ -136,10 +136,13 @@ async def _first_rows(
         times = np.array(await slices.convert(rows, lambda row: order(row)[0]))
         nth = len(rows) - limit if newest_first else limit - 1
         bound = int(np.partition(times, nth)[nth])
+        await slices.wait()
         rows = await slices.select(
             rows, (lambda row: order(row)[0] >= bound) if newest_first else (lambda row: order(row)[0] <= bound)
         )
-    return sorted(rows, key=order, reverse=newest_first)[:limit], has_more
+    keys = await slices.convert(rows, order)
+    positions = sorted(range(len(rows)), key=keys.__getitem__, reverse=newest_first)
+    return [rows[position] for position in positions[:limit]], has_more
 
 
 class HistoryList(Generic[R]):
@@ -196,12 +199,17 @@ class HistoryList(Generic[R]):
         past = await self._grid.query(
             lambda store: store.ended_before(self._kind.kind, begin, limit=room + 1, place=before, user=user)
         )
-        for each in past[:room]:
-            latest = EndedPlace(self._name, begin, each.row.ended_at_ms, each.number)
-            if fits is None or fits(each.row):
-                rows.append(each)
-                places.append(latest)
-        return Page(rows, latest if len(past) > room else None, lambda count: places[count - 1])
+
+        def place_of_ended(each: NumberedRow) -> EndedPlace:
+            return EndedPlace(self._name, begin, each.row.ended_at_ms, each.number)
+
+        shown = await self._grid.slices.select(past[:room], lambda each: fits is None or fits(each.row))
+        rows += shown
+        places += await self._grid.slices.convert(shown, place_of_ended)
+        end = None
+        if len(past) > room:
+            end = place_of_ended(past[room - 1]) if room else latest
+        return Page(rows, end, lambda count: places[count - 1])
 
     async def _add_living(
         self,
@@ -237,9 +245,8 @@ class HistoryList(Generic[R]):
         shown, has_more = await _first_rows(
             self._grid.slices, living, order, after, limit - len(rows), newest_first=self._newest_first
         )
-        for row in shown:
-            at_ms, key = order(row)
-            place = LivingPlace(self._name, place.begin, place.seen, at_ms, key)
-            places.append(place)
+        name, begin, seen = self._name, place.begin, place.seen
+        living_places = await self._grid.slices.convert(shown, lambda row: LivingPlace(name, begin, seen, *order(row)))
         rows += shown
-        return place, has_more
+        places += living_places
+        return living_places[-1] if shown else place, has_more
