@@ -16,7 +16,7 @@ from distributed_grid.agent.owner.yield_policy import Borrowed, OwnerState, Usag
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import StaleFence
-from distributed_grid.replay.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, SimulatedTasks
+from distributed_grid.replay.event_queue import EventQueue, ScheduledEvent
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
@@ -45,6 +45,7 @@ from tests.simulation.machine import Machine, Owner, SimulatedProcess
 from tests.simulation.network import Dialer, SimulatedUplink
 from tests.simulation.simulated_memory import SimulatedLending
 from tests.simulation.simulated_moves import SimulatedMoves
+from tests.simulation.simulated_tasks import Resume, SimulatedTask, SimulatedTasks
 
 FETCH_MS = 1_000
 MARKS_EVERY_MS = 10_000

@@ -48,10 +48,11 @@ from distributed_grid.reactor.effects import (
     checkpoint_effects,
     pending,
 )
-from distributed_grid.replay.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
+from distributed_grid.replay.event_queue import EventQueue, ScheduledEvent
 from distributed_grid.wire import AgentHello, AgentSide, FromAgent, Heartbeat, MemoryReport, MoveOrder, OwnerRules
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.simulated_moves import SimulatedReconciler, SourceFiles
+from tests.simulation.simulated_tasks import Resume, SimulatedTask, Suspension
 
 TICK_MS = 1_000
 STEP_MS = 20

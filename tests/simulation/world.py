@@ -26,7 +26,7 @@ from distributed_grid.domain.events import (
     MoveRequested,
 )
 from distributed_grid.errors import GridError
-from distributed_grid.replay.event_queue import EventQueue, SimulatedTask
+from distributed_grid.replay.event_queue import EventQueue
 from tests.simulation.faults import Fault, FaultInjector
 from tests.simulation.invariant_checker import InvariantChecker, InvariantViolated, Note
 from tests.simulation.machine import Machine
@@ -35,6 +35,7 @@ from tests.simulation.scenario import Scenario, UserRequest
 from tests.simulation.simulated_agent import SimulatedAgent
 from tests.simulation.simulated_control_plane import SimulatedControlPlane
 from tests.simulation.simulated_moves import PlannedMove, PlannedOriginal, SourceFiles, requested_move
+from tests.simulation.simulated_tasks import SimulatedTask
 
 ANSWER_MS = 3_000
 """Who has not heard back by then asks again."""

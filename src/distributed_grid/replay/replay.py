@@ -3,7 +3,7 @@
 - Jobs run for as long as they were logged to (divided by the speed of their node), never for as long as their users
   expected; nothing is stopped for taking longer.
 - Orders take no time, stopping a job takes a second. A job that was displaced starts from its beginning, or from its
-  last checkpoint where jobs are said to make some.
+  last checkpoint where jobs make some.
 - Nodes are there all the time. A heartbeat is handled only when the owner of its node comes or goes. Time passes for
   the ledger when something is due and, while somebody waits, at least once in `TICK_MS`.
 """
@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from random import Random
 
 from msgspec import Struct
@@ -57,7 +58,7 @@ class Presence(Struct, frozen=True):
 
 
 def owner_presences(seed: int, node: str, *, per_day: float, lasts_ms: int, begin_ms: int) -> Iterator[Presence]:
-    """When an owner comes, without end: so often a day that it is away, at random, for a while around `lasts_ms`."""
+    """Presences of an owner without end, at random: `per_day` times per day of absence, around `lasts_ms` each."""
     random = Random(f"{seed}/owner/{node}")
     at = begin_ms
     while per_day > 0:
@@ -71,11 +72,11 @@ BEGIN_MS = 1_000_000_000
 AHEAD_MS = MAX_DURATION_MS
 TICK_MS = 60_000
 MAX_TICKS = 5_000
-STUCK_MS = 7 * 86_400_000  # when nothing has moved for so long, nothing will: a line's patience is shorter
+STUCK_MS = 7 * 86_400_000  # a replay without progress ends after a week
 STOP_MS = 1_000
 NOTICE_MS = 5_000
 COMMAND = Command(("simulated",))
-Progress = Callable[[int, int], None]  # hears how many requests of how many are over
+Progress = Callable[[int, int], None]  # called with the numbers of ended and of all requests
 
 
 class _Run:
@@ -86,9 +87,6 @@ class _Run:
         self.lease = lease
         self.began_ms = self.kept_ms = began_ms
         self.plans: list[ScheduledEvent] = []
-
-    def over(self, outcome: Outcome) -> AttemptEnded:
-        return AttemptEnded(uid=self.uid, number=self.number, fence=self.fence, outcome=outcome, nodes=(self.node,))
 
 
 class Replay:
@@ -120,7 +118,6 @@ class Replay:
         self._runs: dict[str, _Run] = {}
         self._left_ms: dict[str, int] = {}
         self._held: dict[str, None] = {}
-        self._logged = {one.request.id: one for one in work}
         self._generations = dict.fromkeys(self._nodes, 0)
         self._ahead = 0
         self._open = len(work)
@@ -132,11 +129,11 @@ class Replay:
 
     def run(self) -> ReplayStatistics:
         """Replay the trace until everything has ended, or nothing left can ever end."""
-        self._tell(ControlPlaneStarted(1))
-        self._tell(PolicySet(self._policy))
+        self._handle(ControlPlaneStarted(1))
+        self._handle(PolicySet(self._policy))
         for node in self._nodes.values():
-            self._tell(NodeDeclared(node))
-            self._hear(node.name, yields=False)
+            self._handle(NodeDeclared(node))
+            self._report_node(node.name, yields=False)
         self._plan_arrival(0)
         for coming in self._owners:
             self._plan_owner(coming)
@@ -151,9 +148,9 @@ class Replay:
         self.figures.close(self._queue.now, waiting=self._open)
         return self.figures
 
-    def _hear(self, name: str, *, yields: bool) -> None:
-        """Report a node now, with a timestamp ahead of all time without news of it."""
-        self._tell(HeartbeatReceived(name=name, usage=Usage(), generation=self._generations[name], yields=yields))
+    def _report_node(self, name: str, *, yields: bool) -> None:
+        """Report a node now, with a timestamp so far ahead that it is never lost."""
+        self._handle(HeartbeatReceived(name=name, usage=Usage(), generation=self._generations[name], yields=yields))
         self._ledger.apply([replace(self._ledger.observations[name], at_ms=self._queue.now + AHEAD_MS)])
 
     # ------------------------------------------------------------------ what is asked for
@@ -172,26 +169,27 @@ class Replay:
             request = replace(request, deadline_ms=now + logged.deadline_in_ms)
         self.figures.asked(request, now, logged.run_ms)
         self._left_ms[request.id] = logged.run_ms
-        job = JobSubmitted(
-            id=request.id, command=COMMAND, request=request, retries=logged.retries, restartable=True
-        )  # an owner only delays it
-        event = job if logged.is_job else LeaseAsked(request)
+        event: Event = LeaseAsked(request)
+        if logged.is_job:  # restartable: an owner only delays it
+            event = JobSubmitted(
+                id=request.id, command=COMMAND, request=request, retries=logged.retries, restartable=True
+            )
         try:
-            self._tell(event)
+            self._handle(event)
         except IllegalStep:
             raise  # a bug, not a refusal
         except GridError:
-            self._is_over(request.id, Ending.WAITED_TOO_LONG, refused=True)
+            self._end_request(request.id, Ending.WAITED_TOO_LONG, refused=True)
 
-    def _is_over(self, uid: str, ending: Ending, *, refused: bool = False) -> None:
+    def _end_request(self, uid: str, ending: Ending, *, refused: bool = False) -> None:
         self._open -= 1
         self.figures.over(uid, ending, self._queue.now, refused=refused)
         if self._progress is not None:
             self._progress(len(self._work) - self._open, len(self._work))
 
-    # ------------------------------------------------------------------ what the grid makes of it
+    # ------------------------------------------------------------------ effects of the grid
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         """Decide an event and perform its effects at once."""
         ahead: list[Event] = [event]
         while ahead:
@@ -199,9 +197,9 @@ class Replay:
             for row in changes:
                 if isinstance(row, Job) and row.is_over:
                     assert row.outcome is not None
-                    self._is_over(row.uid, row.outcome.ending)
+                    self._end_request(row.uid, row.outcome.ending)
                 elif isinstance(row, Lease) and not row.job:
-                    self._see_lease(row)
+                    self._follow_lease(row)
             for effect in attempt_effects(self._ledger, changes):
                 if isinstance(effect, StartAttempt):
                     if effect.lease.id not in self._runs:
@@ -219,7 +217,7 @@ class Replay:
         if self._tick is not None:
             self._tick.cancel()
         self._tick_at = when
-        self._tick = self._queue.at(when, lambda: self._tell(TimePassed()))
+        self._tick = self._queue.at(when, lambda: self._handle(TimePassed()))
 
     def _begin(self, effect: StartAttempt) -> AttemptStarted:
         now, uid = self._queue.now, effect.job.uid
@@ -243,7 +241,14 @@ class Replay:
         self._left_ms[run.uid] = max(self._left_ms[run.uid] - ran_ms, 1)
         lost_ms = 0 if outcome.ending is Ending.EXITED else now - run.kept_ms
         self.figures.left(run.lease, now, lost_ms=lost_ms)
-        self._tell(run.over(replace(outcome, wall_ms=now - run.began_ms)))
+        ended = AttemptEnded(
+            uid=run.uid,
+            number=run.number,
+            fence=run.fence,
+            outcome=replace(outcome, wall_ms=now - run.began_ms),
+            nodes=(run.node,),
+        )
+        self._handle(ended)
 
     def _stop(self, job: Job) -> None:
         attempt, stop = job.attempts[-1], job.stop
@@ -257,20 +262,20 @@ class Replay:
                 outcome=Outcome(stop.ending),
                 nodes=(attempt.node,),
             )
-            self._queue.after(0, lambda: self._tell(ended))
+            self._queue.after(0, lambda: self._handle(ended))
         elif job.state is JobState.STOPPING:
             run.plans.append(self._queue.after(STOP_MS, lambda: self._end(run, Outcome(stop.ending))))
 
     def _plan_mark(self, run: _Run) -> None:
-        run.plans.append(self._queue.after(self._checkpoint_ms, lambda: self._mark(run)))
+        def mark() -> None:
+            run.kept_ms = self._queue.now
+            self._handle(AttemptMarked(run.uid, run.number, run.fence, 0, (run.node,)))
+            self._plan_mark(run)
 
-    def _mark(self, run: _Run) -> None:
-        run.kept_ms = self._queue.now
-        self._tell(AttemptMarked(run.uid, run.number, run.fence, 0, (run.node,)))
-        self._plan_mark(run)
+        run.plans.append(self._queue.after(self._checkpoint_ms, mark))
 
-    def _see_lease(self, lease: Lease) -> None:
-        """A plain lease begins when it is active, and is given back when it was."""
+    def _follow_lease(self, lease: Lease) -> None:
+        """Begin the use of a plain lease when it is active, and release it after its time."""
         uid, now = lease.request.id, self._queue.now
         if lease.id != uid:
             return
@@ -279,46 +284,46 @@ class Replay:
             if uid in self._held:
                 del self._held[uid]
                 self.figures.left(lease, now, lost_ms=0 if done else now - lease.granted_at_ms)
-            self._is_over(uid, Ending.EXITED if done else Ending.PREEMPTED)
+            self._end_request(uid, Ending.EXITED if done else Ending.PREEMPTED)
         elif lease.state is LeaseState.ACTIVE and uid not in self._held:
             self._held[uid] = None
             self.figures.began(uid, lease, now)
-            self._queue.after(self._left_ms[uid], lambda: self._give_back(uid))
 
-    def _give_back(self, uid: str) -> None:
-        if uid in self._ledger.leases:
-            self._tell(LeaseReleased(uid, self._logged[uid].request.user))
+            def release() -> None:
+                if uid in self._ledger.leases:
+                    self._handle(LeaseReleased(uid, lease.request.user))
+
+            self._queue.after(self._left_ms[uid], release)
 
     # ------------------------------------------------------------------ owners and time
 
     def _plan_owner(self, coming: Iterator[Presence]) -> None:
-        """One owner comes, leaves, and comes again."""
+        """Plan the next presence of an owner; at its end the one after it is planned."""
         presence = next(coming, None)
         if presence is None:
             return
+        name = presence.node
+
+        def come() -> None:
+            """Withdraw the node's offer and end its runs after a notice."""
+            self._generations[name] += 1
+            self._report_node(name, yields=True)
+            for run in [run for run in self._runs.values() if run.node == name]:
+                end = partial(self._end, run, Outcome(Ending.RECLAIMED))
+                run.plans.append(self._queue.after(NOTICE_MS, end))
 
         def leave() -> None:
-            self._hear(presence.node, yields=False)
+            self._report_node(name, yields=False)
             self._plan_owner(coming)
 
-        self._queue.at(presence.from_ms, lambda: self._owner_comes(presence.node))
+        self._queue.at(presence.from_ms, come)
         self._queue.at(presence.to_ms, leave)
-
-    def _owner_comes(self, name: str) -> None:
-        """Withdraw the node's offer and end its runs after a notice."""
-        self._generations[name] += 1
-        self._hear(name, yields=True)
-        for run in [run for run in self._runs.values() if run.node == name]:
-            self._plan_eviction(run)
-
-    def _plan_eviction(self, run: _Run) -> None:
-        run.plans.append(self._queue.after(NOTICE_MS, lambda: self._end(run, Outcome(Ending.RECLAIMED))))
 
 
 def replay_candidates(
     trace: Trace, policies: Sequence[Candidate], *, seed: int, owners_per_day: float, progress: Progress | None = None
 ) -> Iterator[tuple[str, ReplayStatistics]]:
-    """Each policy's name and its statistics; owners come and go the same for all of them."""
+    """Each policy's name and its statistics; presences of owners are the same for all of them."""
     for policy in policies:
         owners = [
             owner_presences(seed, node.name, per_day=owners_per_day, lasts_ms=OWNER_STAYS_MS, begin_ms=BEGIN_MS)

@@ -23,7 +23,7 @@ WIDTH, PANEL, LEFT, RIGHT, TOP, GAP = 1100, 200, 110, 20, 30, 44
 TICKS = 4
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 SHORT_MS = 10_000
-"""Work shorter than this counts as that long in the slowdown, or a blink of waiting would be a thousandfold."""
+"""Work shorter than this counts as that long in the slowdown, so a moment of waiting is no slowdown of a thousand."""
 
 
 class StatisticsTable(Struct, frozen=True):
@@ -67,7 +67,7 @@ class ReplayStatistics:
     def __init__(self, lends: Sequence[Capacity]) -> None:
         self._cpu_has = sum(capacity.cpu_milli for capacity in lends)
         self._gpu_has = WHOLE_GPU * sum(len(capacity.gpus) for capacity in lends)
-        self._lives: dict[str, _JobTimes] = {}
+        self._jobs: dict[str, _JobTimes] = {}
         self._cpu = self._gpu = self._waiting = 0
         self._cpu_ms = self._gpu_ms = 0
         self._last_ms = self._begin_ms = self._end_ms = -1
@@ -80,12 +80,12 @@ class ReplayStatistics:
     def asked(self, request: Request, now: int, run_ms: int) -> None:
         if self._begin_ms < 0:
             self._begin_ms = now
-        self._lives[request.id] = _JobTimes(request.user, now, run_ms)
+        self._jobs[request.id] = _JobTimes(request.user, now, run_ms)
 
     def began(self, uid: str, lease: Lease, now: int) -> None:
-        life = self._lives[uid]
-        if life.began_ms < 0:
-            life.began_ms = now
+        job = self._jobs[uid]
+        if job.began_ms < 0:
+            job.began_ms = now
         self._use(lease, now, 1)
 
     def left(self, lease: Lease, now: int, *, lost_ms: int) -> None:
@@ -96,12 +96,12 @@ class ReplayStatistics:
             self._lost_milli_ms += lost_ms * lease.request.ask.cpu_milli * lease.request.gang
 
     def over(self, uid: str, ending: Ending, now: int, *, refused: bool = False) -> None:
-        life = self._lives[uid]
+        job = self._jobs[uid]
         if refused:
             self._refused += 1
         elif ending is Ending.EXITED:
             self._finished += 1
-            life.ended_ms = self._end_ms = now
+            job.ended_ms = self._end_ms = now
         else:
             self._gave_up += 1
 
@@ -140,18 +140,18 @@ class ReplayStatistics:
         series.gpu_milli.append(self._gpu)
         series.waiting.append(self._waiting)
 
-    # ------------------------------------------------------------------ telling
+    # ------------------------------------------------------------------ results
 
     @property
     def has(self) -> tuple[int, int]:
         return self._cpu_has, self._gpu_has
 
     def table(self) -> StatisticsTable:
-        waits = sorted(life.began_ms - life.asked_ms for life in self._lives.values() if life.began_ms >= 0)
-        done = [life for life in self._lives.values() if life.ended_ms >= 0]
-        slowdowns = [max(1.0, (life.ended_ms - life.asked_ms) / max(life.run_ms, SHORT_MS)) for life in done]
+        waits = sorted(job.began_ms - job.asked_ms for job in self._jobs.values() if job.began_ms >= 0)
+        done = [job for job in self._jobs.values() if job.ended_ms >= 0]
+        slowdowns = [max(1.0, (job.ended_ms - job.asked_ms) / max(job.run_ms, SHORT_MS)) for job in done]
         makespan = max(self._end_ms - self._begin_ms, 0)
-        # How evenly users were served, 1 at best: by how much of the time that their work was in the grid it ran.
+        # How evenly users were served, 1 at best: the part of its time in the grid that their work ran.
         ran_ms: dict[str, int] = {}
         stayed_ms: dict[str, int] = {}
         for job in done:
@@ -160,7 +160,7 @@ class ReplayStatistics:
         shares = [ran_ms[user] / stayed_ms[user] for user in ran_ms]
         squared = sum(share * share for share in shares)
         return StatisticsTable(
-            jobs=len(self._lives),
+            jobs=len(self._jobs),
             finished=self._finished,
             refused=self._refused,
             gave_up=self._gave_up,
@@ -207,7 +207,8 @@ class _Panel(Struct):
 
 def chart(replays: Sequence[tuple[str, ReplayStatistics]]) -> str:
     """The SVG of some replays of the same work, each with its name."""
-    span_ms = max((_span_ms(figures) for _, figures in replays), default=1)
+    times = [figures.series.at_ms for _, figures in replays]
+    span_ms = max([1, *(at_ms[-1] - at_ms[0] for at_ms in times if at_ms)])
     panels = _panels(replays, span_ms, WIDTH - LEFT - RIGHT)
     height = TOP + len(panels) * (PANEL + GAP) + (len(replays) + 3) // 4 * 22 + 10
     size = f'width="{WIDTH}" height="{height}"'
@@ -221,15 +222,14 @@ def chart(replays: Sequence[tuple[str, ReplayStatistics]]) -> str:
         top += PANEL + GAP
     for place, (name, _) in enumerate(replays):
         x, y = LEFT + place % 4 * 240, top + place // 4 * 22
-        parts.append(f'<rect x="{x}" y="{y + 5}" width="24" height="4" fill="{_colour(place)}"/>')
+        parts.append(f'<rect x="{x}" y="{y + 5}" width="24" height="4" fill="{COLOURS[place % len(COLOURS)]}"/>')
         parts.append(_text(x + 32, y + 12, name))
     return "\n".join([*parts, "</svg>", ""])
 
 
 def _panels(replays: Sequence[tuple[str, ReplayStatistics]], span_ms: int, columns: int) -> list[_Panel]:
     def means(figures: ReplayStatistics, values: array[int], whole: int) -> list[float]:
-        found = _means(figures.series.at_ms, values, span_ms, columns)
-        return [100 * value / max(whole, 1) for value in found]
+        return [100 * mean / max(whole, 1) for mean in _means(figures.series.at_ms, values, span_ms, columns)]
 
     every = [figures for _, figures in replays]
     panels = [_Panel("CPU in use", 100.0, "%", [means(one, one.series.cpu_milli, one.has[0]) for one in every])]
@@ -243,11 +243,6 @@ def _panels(replays: Sequence[tuple[str, ReplayStatistics]], span_ms: int, colum
     while size < most:
         size *= 2.5 if str(size)[0] == "4" else 2.0
     return [*panels, _Panel("waiting requests", size, "", waiting)]
-
-
-def _span_ms(figures: ReplayStatistics) -> int:
-    at = figures.series.at_ms
-    return max(at[-1] - at[0], 1) if at else 1
 
 
 def _means(at_ms: array[int], values: array[int], span_ms: int, columns: int) -> list[float]:
@@ -279,16 +274,14 @@ def _drawn(panel: _Panel, top: int, span_ms: int) -> list[str]:
     for place, line in enumerate(panel.lines):
         heights = (bottom - round(PANEL * min(value / (panel.most or 1), 1.0)) for value in line)
         points = " ".join(f"{LEFT + column},{y}" for column, y in enumerate(heights))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{_colour(place)}" stroke-width="2"/>')
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{COLOURS[place % len(COLOURS)]}" stroke-width="2"/>'
+        )
     return parts
 
 
 def _text(x: int, y: int, text: str, *, anchor: str = "start", fill: str = "#1e1e1e") -> str:
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{fill}">{escape(text)}</text>'
-
-
-def _colour(place: int) -> str:
-    return COLOURS[place % len(COLOURS)]
 
 
 def round_times(span: float) -> list[float]:

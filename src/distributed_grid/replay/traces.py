@@ -35,7 +35,7 @@ from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, GpuD
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
 
-PATIENT_MS = FOREVER_MS  # how long work waits whose log does not say
+PATIENT_MS = FOREVER_MS  # waiting time of logged work without one
 
 
 class LoggedJob(Struct, frozen=True, kw_only=True):
@@ -62,10 +62,10 @@ class Trace(Struct, frozen=True):
 
 def make_trace(name: str, work: Iterable[LoggedJob], nodes: Iterable[Node], left_out: dict[str, int]) -> Trace:
     """A trace in order; refused where nothing of it can be replayed."""
-    ordered = tuple(sorted(work, key=lambda one: one.at_ms))
+    ordered = tuple(sorted(work, key=lambda job: job.at_ms))
     if not ordered:
-        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-        raise BadInput(f"{name}: nothing in it can be replayed" + (f": {why}" if why else ""))
+        reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        raise BadInput(f"{name}: nothing in it can be replayed" + (f": {reasons}" if reasons else ""))
     return Trace(name, ordered, tuple(nodes), tuple(left_out.items()))
 
 
@@ -87,11 +87,12 @@ def read_swf(name: str, lines: Iterable[str]) -> Trace:
         words = text.split()
         if len(words) != FIELDS:
             raise BadInput(f"{name}, line {number}: {FIELDS} numbers make a job, here are {len(words)}")
-        try:
-            fields = [int(field) if field.lstrip("-").isdecimal() else int(float(field)) for field in words]
-        except (ValueError, OverflowError):
-            wrong = next(field for field in words if not _is_number(field))
-            raise BadInput(f"{name}, line {number}: {wrong[:40]!r} is not a number") from None
+        fields: list[int] = []
+        for word in words:
+            try:
+                fields.append(int(word) if word.lstrip("-").isdecimal() else int(float(word)))
+            except (ValueError, OverflowError):
+                raise BadInput(f"{name}, line {number}: {word[:40]!r} is not a number") from None
         if fields[SUBMIT] < 0 or max(fields) > 10**12:
             raise BadInput(f"{name}, line {number}: no job was submitted then or is that large")
         width = fields[WANTED] if fields[WANTED] > 0 else fields[USED]
@@ -109,20 +110,12 @@ def read_swf(name: str, lines: Iterable[str]) -> Trace:
         )
         work.append(LoggedJob(at_ms=1000 * fields[SUBMIT], request=request, run_ms=1000 * fields[RUN]))
     seen: set[str] = set()
-    for one in work:
-        if one.request.id in seen:
-            raise BadInput(f"{name}: {one.request.id} is there twice")
-        seen.add(one.request.id)
+    for job in work:
+        if job.request.id in seen:
+            raise BadInput(f"{name}: {job.request.id} is there twice")
+        seen.add(job.request.id)
     machine = Node(name="machine", capacity=Capacity(1000 * (declared or widest), 2**40))
     return make_trace(name, work, [machine], {"that never ran": never} if never else {})
-
-
-def _is_number(field: str) -> bool:
-    try:
-        int(float(field))
-    except (ValueError, OverflowError):
-        return False
-    return True
 
 
 MB = 1024**2
@@ -212,10 +205,10 @@ def _number(name: str, number: int, text: str) -> int:
 
 MOST = 2**53
 LEASE_ENDS = frozenset({"released", "expired", "withdrawn"})
-PREEMPTED = "preempted"  # the end of a plain lease; a job is only asked to go
+PREEMPTED = "preempted"  # ends a plain lease; a job is only asked to stop
 
 
-class _Story:
+class _LoggedRequest:
     """Record of one request in the log."""
 
     def __init__(self, at_ms: int, request: Request, data: dict[str, Any]) -> None:
@@ -227,7 +220,7 @@ class _Story:
         self.began_ms: int | None = None
         self.ended_ms: int | None = None
 
-    def logged(self, last_ms: int) -> LoggedJob | None:
+    def job(self, last_ms: int) -> LoggedJob | None:
         """The job to replay; one that was running at the end of the log ran until then."""
         if self.began_ms is None:
             return None
@@ -244,21 +237,21 @@ class _Story:
 
 def read_events(name: str, lines: Iterable[str]) -> Trace:
     """The requests of a log that ran, and the nodes in it."""
-    stories: dict[str, _Story] = {}
+    requests: dict[str, _LoggedRequest] = {}
     nodes: dict[str, Node] = {}
-    lent = _Lent()
+    lent = _LentAmounts()
     last_ms = 0
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        event = _event(name, number, line)
+        event = _parsed_event(name, number, line)
         last_ms = max(last_ms, event["at_ms"])
         try:
-            _take(event, stories, nodes, lent)
+            _apply_event(event, requests, nodes, lent)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, BadInput) as wrong:
             detail = f"{wrong.args[0]!r} is missing" if isinstance(wrong, KeyError) else str(wrong)
             raise BadInput(f"{name}, line {number}: {detail}") from None
-    work = [story.logged(last_ms) for story in stories.values()]
+    work = [logged.job(last_ms) for logged in requests.values()]
     for node in lent.nodes():
         nodes.setdefault(node.name, node)
     never = work.count(None)
@@ -266,7 +259,7 @@ def read_events(name: str, lines: Iterable[str]) -> Trace:
     return make_trace(name, [one for one in work if one is not None], nodes.values(), left_out)
 
 
-def _event(name: str, number: int, line: str) -> dict[str, Any]:
+def _parsed_event(name: str, number: int, line: str) -> dict[str, Any]:
     """One line; its moment in milliseconds is added."""
     try:
         event = json.loads(line)
@@ -280,7 +273,9 @@ def _event(name: str, number: int, line: str) -> dict[str, Any]:
         raise BadInput(f"{name}, line {number}: not an event: it needs type, time and subject") from None
 
 
-def _take(event: dict[str, Any], stories: dict[str, _Story], nodes: dict[str, Node], lent: _Lent) -> None:
+def _apply_event(
+    event: dict[str, Any], requests: dict[str, _LoggedRequest], nodes: dict[str, Node], lent: _LentAmounts
+) -> None:
     kind, at_ms, data, subject = event["type"], event["at_ms"], event["data"], event["subject"]
     if kind == "node-declared" and data:
         size = _count(data, "gpu_memory_bytes")
@@ -290,22 +285,22 @@ def _take(event: dict[str, Any], stories: dict[str, _Story], nodes: dict[str, No
             capacity=Capacity(_count(data, "cpu_milli"), _count(data, "memory_bytes"), gpus, _custom(data)),
         )
     if kind == "requested" and not (event.get("user") == GRID_USER and subject.startswith(AUTOMATIC_PREFIX)):
-        request = _request(subject, event.get("user") or "somebody", data)
-        stories[subject] = _Story(at_ms, request, data)
+        request = _parsed_request(subject, event.get("user") or "somebody", data)
+        requests[subject] = _LoggedRequest(at_ms, request, data)
     uid = _request_of(subject)
-    story = stories.get(uid)
-    if story is None:
+    logged = requests.get(uid)
+    if logged is None:
         return
-    is_over = kind in LEASE_ENDS or (kind == PREEMPTED and not story.is_job)
+    is_over = kind in LEASE_ENDS or (kind == PREEMPTED and not logged.is_job)
     if kind == "granted":
-        story.began_ms, story.ended_ms = (at_ms, None) if not story.is_job else (story.began_ms, story.ended_ms)
+        logged.began_ms, logged.ended_ms = (at_ms, None) if not logged.is_job else (logged.began_ms, logged.ended_ms)
         for victim in (data.get("choice") or {}).get("displaced", ()):
             lent.give_back(_request_of(victim))
-        lent.take(uid, data.get("gang") or [event.get("node_id") or ""], story.request.ask)
+        lent.take(uid, data.get("gang") or [event.get("node_id") or ""], logged.request.ask)
     elif kind == "started":
-        story.began_ms, story.ended_ms = at_ms, None
-    elif kind == "stopped" or (is_over and not story.is_job):
-        story.ended_ms = at_ms
+        logged.began_ms, logged.ended_ms = at_ms, None
+    elif kind == "stopped" or (is_over and not logged.is_job):
+        logged.ended_ms = at_ms
     if is_over:
         lent.give_back(uid)
 
@@ -315,7 +310,7 @@ def _request_of(lease_id: str) -> str:
     return lease_id.partition(":")[0].partition(".")[0]
 
 
-def _request(uid: str, user: str, data: dict[str, Any]) -> Request:
+def _parsed_request(uid: str, user: str, data: dict[str, Any]) -> Request:
     if not any(data.get(kind) for kind in ("cpu_milli", "memory_bytes", "gpu_milli", "custom")):
         raise BadInput("this request does not say how much it asked for: it was logged by another version")
     request = Request(
@@ -362,7 +357,7 @@ def _custom(data: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     return normalized_custom({key: int(count) for key, _, count in pairs})
 
 
-class _Lent:
+class _LentAmounts:
     """Largest amounts lent on each node at once."""
 
     def __init__(self) -> None:

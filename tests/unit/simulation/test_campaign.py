@@ -20,7 +20,6 @@ from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.replay.event_queue import SimulatedTask
 from distributed_grid.wire import StartAttemptOrder, StopAttemptOrder
 from tests.simulation.campaign import Summary, failure_text, run_seed
 from tests.simulation.faults import Fault, FaultKind
@@ -28,6 +27,7 @@ from tests.simulation.invariant_checker import InvariantChecker, InvariantViolat
 from tests.simulation.machine import FLOOD_BYTES, MAX_SKEW, Machine, SimulatedProcess
 from tests.simulation.scenario import Scenario, draw_scenario
 from tests.simulation.simulated_control_plane import SimulatedControlPlane, WaitingEntry
+from tests.simulation.simulated_tasks import SimulatedTask
 from tests.simulation.world import RunReport, World
 from tests.support.builders import Scenario as Ready
 from tests.support.builders import a_node, a_request
