@@ -437,14 +437,17 @@ class _CommandMask:
             word = _WINDOWS_OPTION.sub(rf"\g<kept>{MASK}", word)
         if self._depth < MAX_DEPTH:
             if self._depth:  # a word of code has spaces only within quotes
-                return _mask_patterns(_QUOTED.sub(self._masked_quotes, word))
+
+                def mask_quoted(found: re.Match[str]) -> str:
+                    text = found[0]
+                    return (
+                        f"{text[0]}{_mask_code(text[1:-1], self._depth + 1)}{text[0]}" if _SPACE.search(text) else text
+                    )
+
+                return _mask_patterns(_QUOTED.sub(mask_quoted, word))
             if len(word) <= MAX_CODE_CHARS and _SPACE.search(word):
                 return _mask_code(word, 1)
         return _mask_patterns(word)
-
-    def _masked_quotes(self, found: re.Match[str]) -> str:
-        quoted = found[0]
-        return f"{quoted[0]}{_mask_code(quoted[1:-1], self._depth + 1)}{quoted[0]}" if _SPACE.search(quoted) else quoted
 
 
 _NOTHING = ProgramSecrets()
@@ -486,35 +489,31 @@ def _mask_patterns(text: str) -> str:
         text = _USERINFO.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
         text = _USER.sub(lambda found: _with_mask(found, "secret") if is_random(found["secret"]) else found[0], text)
     if ":" in text or "=" in text:
-        text = _mask_headers(text)
-        text = _mask_named(text)
+        # `Authorization: …` and its like: masked to the closing quote, or else to the end of the line.
+        parts: list[str] = []
+        end = 0
+        while (header := _HEADER.search(text, end)) is not None:
+            stop = text.find(header["quote"], header.end()) if header["quote"] else -1
+            line = text.find("\n", header.end())
+            value_end = min(at for at in (stop, line, len(text)) if at >= 0)
+            value = text[header.end() : value_end]
+            is_shown = not value.strip() or is_reference(value.strip(), in_code=True)
+            parts += (text[end : header.end()], value if is_shown else MASK)
+            end = value_end
+        text = _mask_named("".join(parts) + text[end:])
         text = _QUERY.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
     if _SPACE.search(text):
         text = _BEARER.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
         text = _SQL.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
     if "</" in text:
-        text = _XML.sub(_masked_element, text)
+        text = _XML.sub(
+            lambda found: _with_mask(found, "secret") if holds_secret(found["name"], found["secret"]) else found[0],
+            text,
+        )
     return mask_tokens(text)
 
 
-def _mask_headers(text: str) -> str:
-    """`Authorization: …` and its like: masked to the closing quote, or else to the end of the line."""
-    parts: list[str] = []
-    end = 0
-    while (match := _HEADER.search(text, end)) is not None:
-        stop = text.find(match["quote"], match.end()) if match["quote"] else -1
-        line = text.find("\n", match.end())
-        stops = [at for at in (stop, line, len(text)) if at >= 0]
-        value_end = min(stops)
-        value = text[match.end() : value_end].strip()
-        parts.append(text[end : match.end()])
-        if value and not is_reference(value, in_code=True):
-            parts.append(MASK)
-        else:
-            parts.append(text[match.end() : value_end])
-        end = value_end
-    parts.append(text[end:])
-    return "".join(parts)
+_OPENING_QUOTES = ('\\"', "\\'", '"', "'")
 
 
 def _mask_named(text: str) -> str:
@@ -525,7 +524,17 @@ def _mask_named(text: str) -> str:
         at = match.end()
         if not is_secret_name(match["name"]) and not match["name"].lower().endswith(("key", "sas", "hash", "salt")):
             continue
-        start, stop = _value_span(text, at)
+        # The span of the value, without its quotes.
+        opening = next((quote for quote in _OPENING_QUOTES if text.startswith(quote, at)), "")
+        start = at + len(opening)
+        if opening:
+            stop = text.find(opening, start)
+        elif text.startswith("[", at):
+            stop = text.find("]", at) + 1 or -1
+        else:
+            unquoted = _UNQUOTED.match(text, at)
+            stop = unquoted.end() if unquoted is not None else at
+        stop = stop if stop >= 0 else len(text)
         value = text[start : min(stop, start + MAX_DECIDING_CHARS)]
         if match["sep"] == ":" and _VERSION.fullmatch(value):
             continue
@@ -535,24 +544,6 @@ def _mask_named(text: str) -> str:
         end = at = stop if stop - start < MAX_DECIDING_CHARS else _UNQUOTED_REST.match(text, stop).end()  # type: ignore[union-attr]
     parts.append(text[end:])
     return "".join(parts)
-
-
-def _value_span(text: str, at: int) -> tuple[int, int]:
-    """Span of the value that begins there, without its quotes."""
-    for opening in ('\\"', "\\'", '"', "'"):
-        if text.startswith(opening, at):
-            start = at + len(opening)
-            stop = text.find(opening, start)
-            return start, stop if stop >= 0 else len(text)
-    if text.startswith("[", at):
-        stop = text.find("]", at)
-        return at, stop + 1 if stop >= 0 else len(text)
-    match = _UNQUOTED.match(text, at)
-    return (at, match.end()) if match is not None else (at, at)
-
-
-def _masked_element(found: re.Match[str]) -> str:
-    return _with_mask(found, "secret") if holds_secret(found["name"], found["secret"]) else found[0]
 
 
 def _with_mask(found: re.Match[str], group: str, *, in_code: bool = False) -> str:

@@ -39,29 +39,18 @@ MAX_OUTLIER = 8.0
 _LOG, _DEVIATION, _ERROR, _WINDOW_MEAN, _WINDOW_ENERGY = range(5)
 
 
-def _recent_map() -> Vector:
-    """From the recent slots, oldest first, to lags and means."""
-    rows = np.zeros((len(LAGS) + len(MEAN_SLOTS), RECENT_SLOTS))
-    for row, lag in enumerate(LAGS):
-        rows[row, RECENT_SLOTS - lag] = 1
-    for row, slots in enumerate(MEAN_SLOTS, len(LAGS)):
-        rows[row, RECENT_SLOTS - slots :] = 1 / slots
-    return rows
-
-
-def _profile_map() -> Vector:
-    """From the daily profile to its value at the slot and at the next, and to means of 7 slots around three slots."""
-    rows = np.zeros((5, len(PROFILE_OFFSETS)))
-    first = int(PROFILE_OFFSETS[0])
-    rows[0, -first] = rows[1, 1 - first] = 1
-    for row, centre in enumerate((0, 1, -4), 2):
-        rows[row, centre - 3 - first : centre + 4 - first] = 1 / 7
-    return rows
-
-
+# From the recent slots, oldest first, to lags and means.
+RECENT_MAP = np.zeros((len(LAGS) + len(MEAN_SLOTS), RECENT_SLOTS))
+RECENT_MAP[np.arange(len(LAGS)), RECENT_SLOTS - np.array(LAGS)] = 1
+for _row, _slots in enumerate(MEAN_SLOTS, len(LAGS)):
+    RECENT_MAP[_row, RECENT_SLOTS - _slots :] = 1 / _slots
+# From the daily profile to its value at the slot and at the next, and to means of 7 slots around three slots.
+PROFILE_MAP = np.zeros((5, len(PROFILE_OFFSETS)))
+_FIRST = int(PROFILE_OFFSETS[0])
+PROFILE_MAP[0, -_FIRST] = PROFILE_MAP[1, 1 - _FIRST] = 1
+for _row, _centre in enumerate((0, 1, -4), 2):
+    PROFILE_MAP[_row, _centre - 3 - _FIRST : _centre + 4 - _FIRST] = 1 / 7
 _TURN = 2 * np.pi * np.outer(np.arange(SLOTS_PER_DAY), np.arange(1, HARMONICS + 1)) / SLOTS_PER_DAY
-RECENT_MAP = _recent_map()
-PROFILE_MAP = _profile_map()
 TIME_OF_DAY = UNIT * np.hstack([np.sin(_TURN), np.cos(_TURN)])
 PROFILE_LAGS = SLOTS_PER_DAY * np.arange(1, PROFILE_DAYS + 1)[:, None] - PROFILE_OFFSETS
 WINDOW_WEIGHTS = WINDOW_DECAY ** np.arange(WINDOW_SLOTS)[::-1]
@@ -89,9 +78,6 @@ class LoadHistory:
     @property
     def empty(self) -> bool:
         return self._count == 0
-
-    def copy(self) -> LoadHistory:
-        return LoadHistory.restore(self.save())
 
     def save(self) -> SavedHistory:
         kept = self._rows[:, self._end - self._count : self._end]
@@ -157,7 +143,7 @@ class LoadHistory:
             UNIT,
             self._analogue(last),
             self.day_before() - self.level,
-            # a peak returns otherwise than a ripple
+            # peaks and ripples return at different rates
             from_profile - _clip(from_profile, 2 * error_scale),
             from_mean - _clip(from_mean, 2 * error_scale),
             _clip(from_mean, 2 * error_scale),
@@ -197,7 +183,7 @@ def _clip(value: float, limit: float) -> float:
 FORGETTING = np.array((0.997, 0.9998))
 HUBER_LIMITS = np.array((2.5, 1.0))  # in mean absolute errors
 PRIOR_VARIANCE = 1.0
-MAX_VARIANCE_GROWTH = 10.0  # a regressor that stays 0 must not let the variance of its weight grow for ever
+MAX_VARIANCE_GROWTH = 10.0  # limits the variance of the weight of a regressor that stays 0
 COST_DISCOUNT = 0.997
 COST_RATE = 0.3
 MAX_COST = 5.0
@@ -209,7 +195,7 @@ MAX_LOG = 700.0
 FORECAST_GAP_SLOTS = 12
 MAX_DAILY_SHARE = 0.5
 HALF_SHARE_STEPS = 24
-"""The further ahead, the more a forecast is what is usual at that time of day; half of that share so many steps on."""
+"""Steps ahead at which the usual value of the time of day has half of its largest share."""
 
 
 class SavedMixture(Struct, frozen=True):
@@ -247,7 +233,6 @@ class RegressionMixture:
         return mixture
 
     def predictions(self, regressors: Vector) -> Vector:
-        """Prediction of each member."""
         return np.append(self._weights @ regressors, regressors[0])
 
     def mixed(self, predictions: Vector) -> float:
@@ -303,7 +288,6 @@ class LoadForecaster:
 
     @classmethod
     def restore(cls, saved: SavedForecaster) -> LoadForecaster:
-        """The forecaster that was saved; it forecasts the same."""
         forecaster = cls()
         forecaster._next_slot = saved.next_slot
         forecaster._history = LoadHistory.restore(saved.history)
@@ -318,11 +302,10 @@ class LoadForecaster:
             self._next_slot = slot
         elif slot < self._next_slot:
             raise BadInput(f"slot {slot} comes after slot {self._next_slot - 1}")
-        if (
-            gap := slot - self._next_slot
-        ):  # of it a forecast of an hour stands in, then the same slots of the day before
+        if gap := slot - self._next_slot:
+            # A gap is filled by a forecast of an hour, then by the same slots of the day before.
             logs = self._forecast_logs(min(gap, FORECAST_GAP_SLOTS))
-            whole_days = max(0, math.ceil((gap - KEPT_SLOTS) / SLOTS_PER_DAY))  # of a gap longer than what is kept
+            whole_days = max(0, math.ceil((gap - KEPT_SLOTS) / SLOTS_PER_DAY))  # beyond the kept slots
             for index in range(gap - whole_days * SLOTS_PER_DAY):
                 log = logs[index] if index < len(logs) else self._history.day_before()
                 self._history.add(log, 0.0, measured=False)
@@ -349,7 +332,7 @@ class LoadForecaster:
         low, high = self._history.bounds()
         low, high = max(low, 0.0), min(high, MAX_LOG)
         logs = [min(max(self._prepare()[2] + self._history.level, low), high)]
-        history = self._history.copy() if steps > 1 else self._history
+        history = LoadHistory.restore(self._history.save()) if steps > 1 else self._history
         assumed = logs[0]
         for ahead in range(1, steps):
             history.add(assumed, 0.0, measured=False)

@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 MAX_OVER_RUN_PROBABILITY = 0.05
 """Over-runs annoy people beyond the memory they waste: no first allocation accepts more of them than this."""
-RETRY_PROBABILITY = 0.998  # a retry is charged as if it were given the memory that so many of the runs stay below
+RETRY_PROBABILITY = 0.998  # a retry is charged the memory that a run stays within with this probability
 NEIGHBOUR_SHARES: Final = (0.5, 0.25, 0.1)
 """The nearest runs, as shares of all, over which residuals and spreads are averaged."""
 MIN_NEIGHBOURS: Final = 3
-RESIDUAL_PRIOR: Final = 0.5  # so many runs without a residual are added to every local mean
+RESIDUAL_PRIOR: Final = 0.5  # runs without a residual that are added to every local mean
 SPREAD_PRIOR: Final = 4.0
-"""So many runs of the common spread are added to every local one: a spread takes more runs to know than a mean."""
+"""Runs of the common spread that are added to every local one: a spread takes more runs to know than a mean."""
 MIN_SPREAD: Final = 1e-4  # the smallest spread that can be learned, relative to the memory
 LIKELIHOOD_FREEDOM: Final = 4.0
 """Degrees of freedom of the Student distribution that residuals are judged by: it forgives outliers."""
@@ -60,7 +60,6 @@ class MemoryDistribution(Struct, frozen=True):
         return cls(used_bytes[order], weights[order] / weights.sum())
 
     def probability_above(self, limit_bytes: float) -> float:
-        """Probability that a run exceeds this limit."""
         return float(self.weights[np.searchsorted(self.used_bytes, limit_bytes, side="right") :].sum())
 
     def quantile(self, probability: float) -> float:
@@ -93,15 +92,11 @@ class MemoryDistribution(Struct, frozen=True):
         return float(used[first + int(np.argmin(waste[first:]))])
 
 
-def _student_quantiles(probabilities: Values) -> Values:
-    """Exact for four degrees of freedom."""
-    alpha = 4 * probabilities * (1 - probabilities)
-    root = np.cos(np.arccos(np.sqrt(alpha)) / 3) / np.sqrt(alpha)
-    quantiles: Values = np.sign(probabilities - 0.5) * 2 * np.sqrt(np.maximum(root - 1, 0))
-    return quantiles
-
-
-_KERNEL = _student_quantiles((_EDGES[1:] + _EDGES[:-1]) / 2)
+# Exact quantiles for four degrees of freedom, in the middles of the steps.
+_MIDDLES = (_EDGES[1:] + _EDGES[:-1]) / 2
+_ALPHA = 4 * _MIDDLES * (1 - _MIDDLES)
+_ROOT = np.cos(np.arccos(np.sqrt(_ALPHA)) / 3) / np.sqrt(_ALPHA)
+_KERNEL: Values = np.sign(_MIDDLES - 0.5) * 2 * np.sqrt(np.maximum(_ROOT - 1, 0))
 
 
 class _Curve(Struct, frozen=True):
@@ -114,7 +109,6 @@ class _Curve(Struct, frozen=True):
     floor: float = 0.0
 
     def at(self, feature: float, log_feature: float) -> float:
-        """Logarithm of the memory."""
         if self.is_log:
             return self.intercept + self.slope * (log_feature - self.centre)
         return math.log(max(self.intercept + self.slope * (feature - self.centre), self.floor))
@@ -337,11 +331,10 @@ class MemorySizer:
         self._fitted: _Fitted | None = None
 
     def learn(self, run: Run) -> None:
-        """Learn from a run that ended or was cut short; an unmeasured one is ignored."""
         self.learn_all((run,))
 
     def learn_all(self, runs: Iterable[Run]) -> None:
-        """Learn from many runs, the oldest first; the models are fitted once."""
+        """Learn from runs that ended or were cut short, the oldest first; unmeasured ones are ignored."""
         largest = max((known.used_bytes for known in self._runs), default=0)
         must_fit = False
         for run in runs:
@@ -351,7 +344,7 @@ class MemorySizer:
             if run.is_lower_bound:
                 distribution = self.distribution(run.features)
                 if distribution is None or distribution.probability_above(run.used_bytes) >= 0.5:
-                    used = None  # that it used this much is no news
+                    used = None  # as expected: the lower bound adds nothing
                 else:
                     rest = distribution.above(run.used_bytes)
                     used = rest.quantile(0.5) if rest else run.used_bytes * RETRY_GROWTH

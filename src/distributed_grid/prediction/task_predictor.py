@@ -26,6 +26,7 @@ from distributed_grid.prediction.task_runs import (
     TaskRun,
     Tier,
     TierSettings,
+    typical_values,
 )
 
 ESTIMATE_WINDOW: Final = 64  # runs that count: an estimate need not be as sharp as a limit
@@ -35,8 +36,8 @@ MARGIN_BYTES: Final = 4 << 20
 MARGIN_SHARE: Final = 8
 """Added to every limit, or an eighth of it where that is less: programs stray by pages and arenas, however alike their
 earlier runs were."""
-SCORED_RUNS: Final = 48  # of many runs that are learned at once, the last so many are predicted first
-MIN_SCORED: Final = 20  # so many runs must have been predicted before they came, else folds decide
+SCORED_RUNS: Final = 48  # of many runs that are learned at once, the number of the last that are predicted first
+MIN_SCORED: Final = 20  # runs predicted in advance; with fewer, folds decide
 MAX_FOLDS: Final = 6
 FOLDED_RUNS: Final = 40
 FOLD_SHARE: Final = 8  # the folds are made anew when an eighth more runs are known
@@ -73,8 +74,8 @@ class UsageEstimate:
 
     def quantile(self, features: Sequence[float], probability: float) -> int | None:
         """Value that a run stays within with this probability; None if unknown."""
-        found = self.distribution(features)
-        return None if found is None else max(round(found.quantile(probability)), 1)
+        values = self.distribution(features)
+        return None if values is None else max(round(values.quantile(probability)), 1)
 
     def distribution(self, features: Sequence[float]) -> MemoryDistribution | None:
         """Distribution of a run's values; None if unknown."""
@@ -128,12 +129,12 @@ class TaskPredictor:
     def learn_summary(self, summary: RunSummary) -> None:
         """Learn the summary of old runs: typical values with unknown features."""
         unknown = (float("nan"),) * self._feature_count
-        runs = [Run(unknown, value) for value in summary.typical_memory_bytes()]
+        runs = [Run(unknown, value) for value in typical_values(summary.memory)]
         self._ml.learn_all(runs)
         self._statistics.learn_all(runs)
         self._last = [*self._last, *runs][-FOLDED_RUNS:]
         self._fold()
-        for value in summary.typical_run_ms():
+        for value in typical_values(summary.run_time):
             self.run_time.learn(unknown, value)
             self._timed += 1
         self.run_time.fit()
@@ -186,30 +187,30 @@ class TaskPredictor:
     def reasons(self) -> list[str]:
         """Why this tier predicts, in words."""
         settings, lines = self._settings, []
-        for tier, least, what in (
+        for tier, least, models in (
             (Tier.ML, settings.min_samples_for_ml, "all models"),
             (Tier.STATISTICS, settings.min_samples_for_stats, "statistics"),
         ):
             if self.samples < least:
-                lines.append(f"{self.samples} runs are known; {what} need {least}")
+                lines.append(f"{self.samples} runs are known; {models} need {least}")
                 continue
             covered = self.confidence(tier)
             share = f"{100 * covered:.0f} % of runs that they had not seen"
             if covered >= settings.confidence_threshold:
-                return [*lines, f"{what} predict: they covered {share}, of {self.samples} runs"]
-            lines.append(f"{what} covered only {share}; {100 * settings.confidence_threshold:.0f} % are required")
+                return [*lines, f"{models} predict: they covered {share}, of {self.samples} runs"]
+            lines.append(f"{models} covered only {share}; {100 * settings.confidence_threshold:.0f} % are required")
         return [*lines, "defaults: a job gets no limit"]
 
     def batch_factors(self, numbers: Sequence[float], other: Sequence[float]) -> dict[str, float]:
         """Factors of a run with the other numbers, where known: `memory`, `run_time`, `cpu_time`."""
-        found: dict[str, float] = {}
+        factors: dict[str, float] = {}
         one, two = (self._features(0, given) for given in (numbers, other))
         unknown = float("nan")  # the bytes of the input stay as they usually are
         for name, source in (("memory", self._statistics), ("run_time", self.run_time), ("cpu_time", self.cpu_time)):
             before, after = (source.distribution((unknown, *features[1:])) for features in (one, two))
             if before is not None and after is not None:
-                found[name] = after.quantile(0.5) / before.quantile(0.5)
-        return found if self.samples >= self._settings.min_samples_for_stats else {}
+                factors[name] = after.quantile(0.5) / before.quantile(0.5)
+        return factors if self.samples >= self._settings.min_samples_for_stats else {}
 
     def tier(self) -> tuple[Tier, float]:
         """The tier that predicts now, and its confidence; that of the defaults is 0."""

@@ -204,11 +204,11 @@ DEFAULT_MIN_SAMPLES_FOR_ML: Final = 30
 DEFAULT_MIN_SAMPLES_FOR_STATS: Final = 5
 LEAST_SAMPLES_FOR_ML: Final = 5
 LEAST_SAMPLES_FOR_STATS: Final = 3  # fewer say nothing about how far runs stray
-DISCOUNT: Final = 0.98  # what an earlier run weighs beside the next one: about the last fifty count
+DISCOUNT: Final = 0.98  # weight of a run relative to the next one: about the last fifty count
 
 
 class Tier(enum.StrEnum):
-    """How a prediction was made: by all models, by those of few parameters, or not at all."""
+    """Models of a prediction: all, those of few parameters, or none."""
 
     ML = "ml"
     STATISTICS = "statistics"
@@ -216,7 +216,7 @@ class Tier(enum.StrEnum):
 
 
 class TierSettings(Struct, frozen=True):
-    """How many runs a tier needs, and how many of those it had not seen it must have covered."""
+    """Numbers of runs that the tiers need, and the share of unseen runs that they must have covered."""
 
     confidence_threshold: float = DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD
     min_samples_for_ml: int = DEFAULT_MIN_SAMPLES_FOR_ML
@@ -230,24 +230,20 @@ class Coverage:
     and it approaches the true share.
     """
 
-    __slots__ = ("_covered", "_total")
+    __slots__ = ("_covered", "total")
 
     def __init__(self) -> None:
         self._covered = 0.0
-        self._total = 0.0
+        self.total = 0.0
 
     def add(self, covered: bool) -> None:
         self._covered = DISCOUNT * self._covered + covered
-        self._total = DISCOUNT * self._total + 1
-
-    @property
-    def total(self) -> float:
-        return self._total
+        self.total = DISCOUNT * self.total + 1
 
     @property
     def confidence(self) -> float:
         """Between 0 and 1; one half without measurements."""
-        return (self._covered + 1) / (self._total + 2)
+        return (self._covered + 1) / (self.total + 2)
 
 
 MAX_QUANTITY = 2**60
@@ -315,17 +311,10 @@ class RunSummary(Struct, frozen=True, array_like=True):
                     histogram[bucket] = histogram.get(bucket, 0) + 1
         return RunSummary(count, memory, run_time)
 
-    def typical_memory_bytes(self) -> list[int]:
-        """Values spread like the memory of the runs, the smallest first."""
-        return _typical(self.memory)
 
-    def typical_run_ms(self) -> list[int]:
-        """Values spread like the run times, the smallest first."""
-        return _typical(self.run_time)
-
-
-def _typical(histogram: Histogram) -> list[int]:
-    """One value for each run, or for as many equal shares of them as are kept; the largest is always among them."""
+def typical_values(histogram: Histogram) -> list[int]:
+    """Values spread like those of the runs, the smallest first: one for each run, or for TYPICAL_VALUES equal shares of
+    them; the largest is always among them."""
     total = sum(histogram.values())
     count = min(total, TYPICAL_VALUES)
     values, seen, taken = [], 0, 0
@@ -346,7 +335,7 @@ STEP_BITS: Final = 7  # there are 2 ** 7 limits between a power of two and the n
 
 def limits_of(predicted: MemoryPrediction) -> tuple[int, ...]:
     """Limits of the first run and its reruns: the predicted ones, each at least a fixed factor above the one before, so
-    that a job that needs ten times as much is not ended by a guess. Limits are rounded up, so that waiting jobs are
+    that a job that needs ten times as much is not ended by an estimate. Limits are rounded up, so that waiting jobs are
     equal to each other."""
     limits = [rounded_limit(predicted.memory_bytes)]
     for at, growth in enumerate(LEAST_GROWTHS):

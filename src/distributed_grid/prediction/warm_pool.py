@@ -114,10 +114,6 @@ class LoadSlot(Struct, frozen=True):
     samples: int = 0
     workers_in_use: int = 0
 
-    def added(self, load_milli: int, workers_in_use: int) -> LoadSlot:
-        highest = max(self.workers_in_use, workers_in_use)
-        return LoadSlot(self.slot, self.load_sum + load_milli, self.samples + 1, highest)
-
 
 class WarmPool:
     """Learns from the load, sample by sample; times are the grid's, which never jump back: a wall clock that is ahead
@@ -133,7 +129,7 @@ class WarmPool:
         self._kept: int | None = None  # the size that the sizer gave last
 
     def observe(self, now_ms: int, load_milli: int, workers_in_use: int) -> LoadSlot | None:
-        """Learn a sample; the slot that it ends, if it does. A clock that went back says nothing new."""
+        """Learn a sample and return the slot that it ends, if any; a sample of an earlier slot is ignored."""
         slot = now_ms // SLOT_MS
         ended = None
         if self._current is not None and slot > self._current.slot:
@@ -143,7 +139,12 @@ class WarmPool:
         if self._current is None:
             self._current = LoadSlot(slot) if slot > self._last_slot else None
         if self._current is not None:
-            self._current = self._current.added(load_milli, workers_in_use)
+            self._current = LoadSlot(
+                slot=self._current.slot,
+                load_sum=self._current.load_sum + load_milli,
+                samples=self._current.samples + 1,
+                workers_in_use=max(self._current.workers_in_use, workers_in_use),
+            )
         return ended
 
     def learn(self, slot: LoadSlot) -> None:

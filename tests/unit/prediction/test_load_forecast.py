@@ -296,7 +296,7 @@ def test_a_gap_does_not_move_the_level() -> None:
 
 def test_a_copy_is_independent() -> None:
     history = history_of([1.0, 2.0])
-    twin = history.copy()
+    twin = LoadHistory.restore(history.save())
     twin.add(9.0, 0.0)
     assert history.save() == history_of([1.0, 2.0]).save()
     assert twin.save() != history.save()

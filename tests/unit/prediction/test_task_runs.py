@@ -29,6 +29,7 @@ from distributed_grid.prediction.task_runs import (
     rounded_limit,
     task_shape,
     typed_task_shape,
+    typical_values,
 )
 
 quantities = st.integers(0, MAX_QUANTITY)
@@ -55,7 +56,7 @@ def test_folding_in_pieces_gives_what_folding_at_once_gives(runs: list[TaskRun],
 
 @given(st.lists(st.integers(1, MAX_QUANTITY), min_size=1, max_size=TYPICAL_VALUES))
 def test_a_typical_value_is_never_below_its_run_and_a_tenth_above_at_most(values: list[int]) -> None:
-    typical = RunSummary().plus(map(a_run, values)).typical_memory_bytes()
+    typical = typical_values(RunSummary().plus(map(a_run, values)).memory)
     assert len(typical) == len(values)
     for value, shown in zip(sorted(values), typical, strict=True):
         assert value <= shown * (1 + 1e-9)
@@ -64,7 +65,7 @@ def test_a_typical_value_is_never_below_its_run_and_a_tenth_above_at_most(values
 
 def test_many_runs_leave_so_many_values_with_the_largest() -> None:
     summary = RunSummary().plus(a_run(100 + i, 1000 * i) for i in range(5000))
-    memory, times = summary.typical_memory_bytes(), summary.typical_run_ms()
+    memory, times = typical_values(summary.memory), typical_values(summary.run_time)
     assert len(memory) == len(times) == TYPICAL_VALUES
     assert memory == sorted(memory)
     assert memory[-1] >= 5099
