@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from distributed_grid.api.answers.boosts import BoostRow
 from distributed_grid.api.answers.jobs import AttemptRow, CheckpointRow, DeliveryRow, JobRow, SizingRow
-from distributed_grid.api.answers.leases import AllocationRow
+from distributed_grid.api.answers.leases import AllocationRow, BoostRow
 from distributed_grid.api.answers.nodes import NodeRow, OfferRow
 from distributed_grid.cli.command_line import Group, Option
 from distributed_grid.cli.root_command import COMMANDS, GRID

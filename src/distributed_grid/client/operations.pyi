@@ -12,12 +12,21 @@ from distributed_grid.api.answers.access import (
     TokenIdentity,
     TokenList,
 )
-from distributed_grid.api.answers.boosts import BoostDetail, BoostStatus
 from distributed_grid.api.answers.cluster import AttachedRay, ClusterEnvironment, ClusterMachines, NodeResults
 from distributed_grid.api.answers.daemon import ActiveConfig, ClockList, DaemonInfo, DaemonStopping, ReloadedConfig
 from distributed_grid.api.answers.explanation import Explanation
-from distributed_grid.api.answers.jobs import DeliveryDetail, FetchRecorded, JobDetail, JobList, LiveJobs
-from distributed_grid.api.answers.leases import AllocationDetail, AllocationList
+from distributed_grid.api.answers.jobs import (
+    AskWithdrawn,
+    DeliveryDetail,
+    FetchRecorded,
+    JobDetail,
+    JobList,
+    LiveJobs,
+    TaskAssignment,
+    TaskList,
+    TaskReportAnswer,
+)
+from distributed_grid.api.answers.leases import AllocationDetail, AllocationList, BoostDetail, BoostStatus
 from distributed_grid.api.answers.memory import BlockDetail, BlockList, LocatedBlock, MemoryStats, RenewedBlocks
 from distributed_grid.api.answers.metrics import MetricsAnswer
 from distributed_grid.api.answers.nodes import (
@@ -46,7 +55,6 @@ from distributed_grid.api.answers.prediction import (
     TrainingStep,
 )
 from distributed_grid.api.answers.reports import GridStatus, LendingReport
-from distributed_grid.api.answers.tasks import AskWithdrawn, TaskAssignment, TaskList, TaskReportAnswer
 from distributed_grid.api.answers.workers import (
     PullWorkerDetail,
     PullWorkerRemoved,

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
@@ -148,7 +148,7 @@ class ClusterConfig(Section, dict=True):
             "thresholds": values.get("resource_sharing", {}).get("thresholds", {}),
             "owner_policy": values.get("owner_policy", {}),
         }
-        for node in values.get("nodes", ()):  # one that sets a part of these takes the rest from the cluster
+        for node in values.get("nodes", ()):  # a node that sets a part of these has the rest from the cluster
             node |= {name: {**cluster, **node[name]} for name, cluster in defaults.items() if name in node}
         if not values.get("nodes"):
             values["nodes"] = [_machine_node(socket.gethostname())]
@@ -175,7 +175,7 @@ class ClusterConfig(Section, dict=True):
 
         Unless the node says so itself, each of several local nodes is; a single one is measured, as it has an owner.
         """
-        several = sum(one.is_local for one in self.nodes) > 1
+        several = sum(other.is_local for other in self.nodes) > 1
         return node.is_local and (several if node.simulated is None else node.simulated)
 
     @property
@@ -185,11 +185,9 @@ class ClusterConfig(Section, dict=True):
         return (heads or local or list(self.nodes))[0]
 
     def provider(self, name: str, env: Mapping[str, str] | None = None) -> Provider:
-        """A cloud provider's settings with its variables expanded; a missing variable is named."""
         return open_provider(name, self.providers, env)
 
     def plugged_in_provider(self, name: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The settings of another package's provider with its variables expanded."""
         return open_plugged_in(name, self.providers, env)
 
     def file_for(self, folder: Path) -> str:
@@ -252,9 +250,9 @@ def _check_agreement(values: dict[str, Any], context: ParseContext) -> None:
     _check_sharing(values.get("resource_sharing", {}), context)
     _check_scaling(values, context)
     server = values.get("server", {})
-    for one, other in (("certificate", "key"), ("key", "certificate")):
-        if server.get(one) and not server.get(other):
-            context.report_at(f"server.{one}", f"there is no {other} to go with it")
+    for name, other in (("certificate", "key"), ("key", "certificate")):
+        if server.get(name) and not server.get(other):
+            context.report_at(f"server.{name}", f"there is no {other} to go with it")
     for key, plain in (("tls", False), ("force_plain", True)):
         if server.get(key) is plain:
             context.report_at(f"server.{key}", "there is no connection without TLS: remove this key")
@@ -303,23 +301,20 @@ def _check_custom(values: dict[str, Any], nodes: list[PlacedNode], context: Pars
     on_nodes = {name: None for _, node in nodes for name in node.get("custom", {})}
     declared = values.get("custom_resources")
     known = [name for name in dict.fromkeys(on_nodes if declared is None else declared) if name]
-    for at, name in _custom_names(values, nodes):
+    used: list[tuple[str, str]] = []  # normal path and name
+    for at, node in nodes:
+        used += ((f"{at}.custom.{name}", name) for name in node.get("custom", {}))
+        caps = node.get("resource_sharing", {}).get("max_share_custom", {})
+        used += ((f"{at}.resource_sharing.max_share_custom.{name}", name) for name in caps)
+    for owner, quota in values.get("quotas", {}).items():
+        used += ((f"quotas.{owner}.custom.{name}", name) for name in quota.get("custom", {}))
+    for at, name in used:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean '{near[0]}'?" if near else "declare it under custom_resources"
             context.report_at(at, f"'{name}' is no declared resource; {hint}")
     if known:
         values["custom_resources"] = known
-
-
-def _custom_names(values: dict[str, Any], nodes: Iterable[PlacedNode]) -> Iterator[tuple[str, str]]:
-    """Each use of a custom resource: normal path and name."""
-    for at, node in nodes:
-        yield from ((f"{at}.custom.{name}", name) for name in node.get("custom", {}))
-        caps = node.get("resource_sharing", {}).get("max_share_custom", {})
-        yield from ((f"{at}.resource_sharing.max_share_custom.{name}", name) for name in caps)
-    for who, quota in values.get("quotas", {}).items():
-        yield from ((f"quotas.{who}.custom.{name}", name) for name in quota.get("custom", {}))
 
 
 def _check_sharing(sharing: dict[str, Any], context: ParseContext) -> None:
@@ -388,7 +383,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 class KeyDifference(NamedTuple):
     key: str
-    live: bool  # a running control plane takes the other value over
+    live: bool  # a running control plane applies the other value
 
 
 def meaning_digest(config: ClusterConfig) -> str:
@@ -424,22 +419,19 @@ def _section_differences(old: Section, new: Section, path: str, *, live: bool) -
         if isinstance(before, Section) and isinstance(after, Section):
             yield from _section_differences(before, after, f"{spelling}.", live=is_live)
         elif spelling == NODES:
-            yield from _node_differences(before, after)
+            old_nodes, new_nodes = ({node.name: node for node in nodes} for nodes in (before, after))
+            for name in old_nodes | new_nodes:
+                if name in old_nodes and name in new_nodes:
+                    inner = f"{NODES}.{name}."
+                    yield from _section_differences(old_nodes[name], new_nodes[name], inner, live=False)
+                else:
+                    yield KeyDifference(f"{NODES}.{name}", False)
         elif isinstance(before, dict) and isinstance(after, dict):
             for entry in sorted(before.keys() | after.keys()):
                 if before.get(entry) != after.get(entry):
                     yield KeyDifference(f"{spelling}.{entry}", is_live)
         else:
             yield KeyDifference(spelling, is_live)
-
-
-def _node_differences(old: tuple[NodeConfig, ...], new: tuple[NodeConfig, ...]) -> Iterator[KeyDifference]:
-    before, after = ({node.name: node for node in nodes} for nodes in (old, new))
-    for name in before | after:
-        if name in before and name in after:
-            yield from _section_differences(before[name], after[name], f"{NODES}.{name}.", live=False)
-        else:
-            yield KeyDifference(f"{NODES}.{name}", False)
 
 
 def with_live_keys(old: ClusterConfig, new: ClusterConfig) -> ClusterConfig:

@@ -43,7 +43,7 @@ class Key(Struct, frozen=True):
     kind: ValueKind
     spellings: tuple[str, ...]  # the first one is shown
     overrides: bool = False  # its values win, key by key, over an earlier key of the same field
-    live: bool = False  # a running control plane takes another value over without a restart
+    live: bool = False  # a running control plane applies another value without a restart
 
 
 class KeyTable(ValueKind, frozen=True):

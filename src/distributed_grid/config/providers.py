@@ -29,7 +29,7 @@ class OneOrMore(ValueKind, frozen=True):
         return tuple(value for value in values if value is not None)
 
     def show(self, value: Any) -> Any:
-        return self.kind.show(value) if isinstance(value, str) else [self.kind.show(one) for one in value]
+        return self.kind.show(value) if isinstance(value, str) else [self.kind.show(item) for item in value]
 
 
 def _text(expected: str, pattern: str) -> Text:
@@ -269,9 +269,9 @@ def open_plugged_in(name: str, written: Mapping[str, Any], env: Mapping[str, str
 
     def expanded(value: Any, at: str) -> Any:
         if isinstance(value, dict):
-            return {key: expanded(one, f"{at}.{key}") for key, one in value.items()}
+            return {key: expanded(item, f"{at}.{key}") for key, item in value.items()}
         if isinstance(value, list):
-            return [expanded(one, at) for one in value]
+            return [expanded(item, at) for item in value]
         if not isinstance(value, str):
             return value
         try:

@@ -55,8 +55,8 @@ class ConfigProblem(Struct, frozen=True, kw_only=True):
     message: str
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.line else self.file
-        return printable(": ".join(part for part in (where, self.key, self.message) if part))
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return printable(": ".join(part for part in (place, self.key, self.message) if part))
 
 
 class ConfigProblems(BadInput):
@@ -71,7 +71,7 @@ class ConfigProblems(BadInput):
 
 
 def refusal(file: str, message: str) -> ConfigProblems:
-    """The single problem of a file whose content is not looked at."""
+    """The single problem of a file that is refused as a whole."""
     return ConfigProblems(
         [ConfigProblem(file=file, found=message, expected="a text file of YAML or JSON", message=message)]
     )
@@ -215,7 +215,14 @@ class _Composer:
             self._open.append(event.anchor)
             if len(self._open) > MAX_DEPTH:
                 self._stop(line, f"nested deeper than {MAX_DEPTH} levels")
-            node = self._sequence(line) if kind == "SequenceStartEvent" else self._mapping(line)
+            if kind == "SequenceStartEvent":
+                items, size = list[YamlNode](), 1
+                while type(item := next(self._events)).__name__ != "SequenceEndEvent":
+                    items.append(self._compose(item))
+                    size = self._grown(size, items[-1])
+                node = YamlNode(items, line, size=size)
+            else:
+                node = self._mapping(line)
             self._open.pop()
         if event.anchor is not None:
             self._anchors[event.anchor] = node
@@ -226,13 +233,6 @@ class _Composer:
             self._stop(node.line, f"more than {MAX_VALUES} values")
         return size + node.size
 
-    def _sequence(self, line: int) -> YamlNode:
-        items, size = list[YamlNode](), 1
-        while type(event := next(self._events)).__name__ != "SequenceEndEvent":
-            items.append(self._compose(event))
-            size = self._grown(size, items[-1])
-        return YamlNode(items, line, size=size)
-
     def _mapping(self, line: int) -> YamlNode:
         entries, merged, size = dict[str, YamlNode](), list[YamlNode](), 1
         while type(event := next(self._events)).__name__ != "MappingEndEvent":
@@ -242,7 +242,7 @@ class _Composer:
             if key == "<<":
                 merged += node.value if isinstance(node.value, list) else [node]
             else:
-                # The line a user looks for is that of the key.
+                # Problems are reported on the line of the key.
                 entries[key] = YamlNode(node.value, key_line, node.raw, node.size)
         for source in merged:
             if not isinstance(source.value, dict):

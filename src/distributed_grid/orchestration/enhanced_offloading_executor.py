@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Sequence
 
-from distributed_grid.api.answers.boosts import BoostRow
+from distributed_grid.api.answers.leases import BoostRow
 from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.conversation import JsonObject, as_object, as_objects
 from distributed_grid.client.pages import every_page_async

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from distributed_grid.agent.ray_boost.ray_boost import use_placement_group
-from distributed_grid.api.answers.boosts import BoostRow
+from distributed_grid.api.answers.leases import BoostRow
 from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.conversation import JsonObject, as_objects, present, required
 from distributed_grid.client.pages import every_page_async

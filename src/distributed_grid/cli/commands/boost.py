@@ -23,9 +23,8 @@ from distributed_grid.errors import BadInput
 from distributed_grid.number_text import counted
 
 if TYPE_CHECKING:
-    from distributed_grid.api.answers.boosts import BoostDetail, BoostRow, BoostStatus
     from distributed_grid.api.answers.jobs import JobDetail
-    from distributed_grid.api.answers.leases import AllocationDetail, AllocationRow
+    from distributed_grid.api.answers.leases import AllocationDetail, AllocationRow, BoostDetail, BoostRow, BoostStatus
     from distributed_grid.client.client import Client
 
 BY_GRID_ALONE = "Without Ray a boost is enforced by grid alone: the grid lends nobody else what it holds."

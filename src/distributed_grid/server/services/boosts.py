@@ -15,10 +15,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec.structs import replace
 
 from distributed_grid.api import requests
-from distributed_grid.api.answers.boosts import BoostDetail, BoostRow, BoostStatus
 from distributed_grid.api.answers.common import Viewer, headline
 from distributed_grid.api.answers.jobs import JobDetail, JobRow
-from distributed_grid.api.answers.leases import AllocationDetail, AllocationRow, DecisionRow, held_amounts
+from distributed_grid.api.answers.leases import (
+    AllocationDetail,
+    AllocationRow,
+    BoostDetail,
+    BoostRow,
+    BoostStatus,
+    DecisionRow,
+    held_amounts,
+)
 from distributed_grid.api.id_prefixes import is_prefix, not_found
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobSubmitted, LeaseReleased, RequestRefused

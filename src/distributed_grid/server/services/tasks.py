@@ -17,10 +17,11 @@ import msgspec
 
 from distributed_grid.api import requests
 from distributed_grid.api.answers.common import Viewer
-from distributed_grid.api.answers.jobs import JobDetail, JobRow
-from distributed_grid.api.answers.tasks import (
+from distributed_grid.api.answers.jobs import (
     AskWithdrawn,
     AssignedTask,
+    JobDetail,
+    JobRow,
     TaskAssignment,
     TaskList,
     TaskReportAnswer,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.api import requests
-from distributed_grid.api.answers.boosts import BoostRow
+from distributed_grid.api.answers.leases import BoostRow
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.domain.events import LeaseAsked, NodeDrained, PullWorkerRegistered
 from distributed_grid.domain.leases import Request
