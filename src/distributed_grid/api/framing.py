@@ -22,12 +22,10 @@ class BrokenFrame(Exception):
 
 
 def frame(kind: bytes, body: bytes) -> bytes:
-    """A whole frame."""
     return frame_head(kind, len(body)) + body
 
 
 def frame_head(kind: bytes, size: int) -> bytes:
-    """Head of a frame with a body of this size."""
     return _HEAD.pack(size, kind)
 
 

@@ -32,6 +32,6 @@ def not_found(what: str, name: str) -> NotFound:
 
 
 def prefix_hint(name: str) -> str:
-    """End of that error for a name that is too short for a prefix."""
+    """End of an error about a name that is too short for a prefix."""
     needed = f"{MIN_PREFIX_LENGTH} characters of its own"
     return "" if is_prefix(name) else f"; the beginning of an id needs {needed}"

@@ -123,13 +123,13 @@ def _group(values: Mapping[str, Any], name: str) -> Group:
 
 
 def _either(flat: Mapping[str, Any], name: str, group: Group, nested: tuple[str, ...]) -> float:
-    """The flat number, or the nested one; saying both is refused unless they are the same."""
-    said = [_number(group, path) for path in nested if path.partition(".")[2] in group]
+    """The flat number, or the nested one; both are refused unless they are the same."""
+    numbers = [_number(group, path) for path in nested if path.partition(".")[2] in group]
     if name in flat:
-        said.append(_checked(flat[name], name))
-    if len(set(said)) > 1:
-        raise BadInput(f"{name} is said twice: {plain_number(said[0])} and {plain_number(said[-1])}")
-    return said[0] if said else 0.0
+        numbers.append(_checked(flat[name], name))
+    if len(set(numbers)) > 1:
+        raise BadInput(f"{name} is given twice: {plain_number(numbers[0])} and {plain_number(numbers[-1])}")
+    return numbers[0] if numbers else 0.0
 
 
 def _number(

@@ -374,7 +374,7 @@ def _check_ray(given: dict[str, Any], context: ParseContext) -> None:
             blamed = name if name in given else next((key for key in given if key.endswith("port")), name)
             context.report_at(f"ray.{blamed}", f"{port} is taken by {other}, expected another port")
     if ray["auth"] == "none":
-        context.warn_at("ray.auth", "whoever reaches Ray's ports can run anything as you on every node")
+        context.warn_at("ray.auth", "anyone who reaches Ray's ports can run anything as you on every node")
 
 
 NODES = "nodes"

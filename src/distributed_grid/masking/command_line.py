@@ -338,7 +338,7 @@ class _CommandMask:
             is_code = is_code or bool(previous and _CODE_OPTION.fullmatch(previous))
             masked = self._by_form(word, is_code=is_code)
             if "proxy" in previous or previous == "-x":
-                masked = _PROXY.sub(lambda found: _with_mask(found, "secret"), masked)
+                masked = _PROXY.sub(_with_mask, masked)
         return masked
 
     def _by_place(self, word: str, previous: str) -> str | None:
@@ -438,8 +438,8 @@ class _CommandMask:
         if self._depth < MAX_DEPTH:
             if self._depth:  # a word of code has spaces only within quotes
 
-                def mask_quoted(found: re.Match[str]) -> str:
-                    text = found[0]
+                def mask_quoted(match: re.Match[str]) -> str:
+                    text = match[0]
                     return (
                         f"{text[0]}{_mask_code(text[1:-1], self._depth + 1)}{text[0]}" if _SPACE.search(text) else text
                     )
@@ -455,16 +455,16 @@ _NOTHING = ProgramSecrets()
 
 def _mask_code(text: str, depth: int) -> str:
     """Code or other text with spaces in it: its words as those of commands, then the patterns of the whole."""
-    text = _PIPED.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
+    text = _PIPED.sub(lambda match: _with_mask(match, in_code=True), text)
     mask = _CommandMask(depth)
     parts: list[str] = []
     end = 0
-    for found in _SHELL_WORD.finditer(text):
-        between = text[end : found.start()]
+    for match in _SHELL_WORD.finditer(text):
+        between = text[end : match.start()]
         if _RESET.search(between):
             mask.reset()
-        parts += (between, mask.word(found[0]))
-        end = found.end()
+        parts += (between, mask.word(match[0]))
+        end = match.end()
     parts.append(text[end:])
     return _mask_patterns("".join(parts))
 
@@ -486,8 +486,8 @@ def _masked_assignment(word: str, *, in_code: bool, depth: int = 0) -> str | Non
 def _mask_patterns(text: str) -> str:
     """A text without secrets in addresses, headers, queries, SQL, and after names; without known tokens."""
     if "://" in text:
-        text = _USERINFO.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
-        text = _USER.sub(lambda found: _with_mask(found, "secret") if is_random(found["secret"]) else found[0], text)
+        text = _USERINFO.sub(lambda match: _with_mask(match, in_code=True), text)
+        text = _USER.sub(_with_mask if is_random(match["secret"]) else match[0], text)
     if ":" in text or "=" in text:
         # `Authorization: …` and its like: masked to the closing quote, or else to the end of the line.
         parts: list[str] = []
@@ -501,13 +501,13 @@ def _mask_patterns(text: str) -> str:
             parts += (text[end : header.end()], value if is_shown else MASK)
             end = value_end
         text = _mask_named("".join(parts) + text[end:])
-        text = _QUERY.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
+        text = _QUERY.sub(lambda match: _with_mask(match, in_code=True), text)
     if _SPACE.search(text):
-        text = _BEARER.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
-        text = _SQL.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
+        text = _BEARER.sub(lambda match: _with_mask(match, in_code=True), text)
+        text = _SQL.sub(lambda match: _with_mask(match, in_code=True), text)
     if "</" in text:
         text = _XML.sub(
-            lambda found: _with_mask(found, "secret") if holds_secret(found["name"], found["secret"]) else found[0],
+            _with_mask if holds_secret(match["name"], match["secret"]) else match[0],
             text,
         )
     return mask_tokens(text)
@@ -546,13 +546,13 @@ def _mask_named(text: str) -> str:
     return "".join(parts)
 
 
-def _with_mask(found: re.Match[str], group: str, *, in_code: bool = False) -> str:
-    """The match, with one group masked unless it is a reference to the secret."""
-    secret = found[group]
+def _with_mask(match: re.Match[str], *, in_code: bool = False) -> str:
+    """The match, with its group `secret` masked unless it is a reference to the secret."""
+    secret = match["secret"]
     if secret == MASK or is_reference(_unquoted(secret), in_code=in_code):
-        return found[0]
-    start = found.start(group) - found.start()
-    return found[0][:start] + MASK + found[0][start + len(secret) :]
+        return match[0]
+    start = match.start("secret") - match.start()
+    return match[0][:start] + MASK + match[0][start + len(secret) :]
 
 
 def _unquoted(word: str) -> str:

@@ -43,7 +43,7 @@ from distributed_grid.supervision import start_restarted
 
 MARGIN = 0.05
 RAISE_AFTER_MS = 30_000
-"""Cores and GPUs are there to be used: only what stays that busy is worth an alert. Memory is reported at once."""
+"""Of cores and GPUs, whose use is normal: only lasting use is an alert. Memory is reported at once."""
 CLEAR_AFTER_MS = 60_000
 
 

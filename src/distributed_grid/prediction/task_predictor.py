@@ -5,7 +5,7 @@
   folds instead: each run predicted from the others.
 - A run that was cut short is a lower bound. It counts against a tier that would not have given it more, and never for
   one.
-- How long a run takes and what it uses besides memory is estimated from the runs before it.
+- Run time and other usage are estimated from the earlier runs.
 - The same runs in the same order give the same predictions. Memory and time are bounded, whatever is learned.
 - One thread at a time may learn; others may ask meanwhile.
 """
@@ -60,7 +60,7 @@ class UsageEstimate:
         self._sizer: MemorySizer | None = None
 
     def learn(self, features: tuple[float, ...], value: int) -> None:
-        """Learn the value of a run that ended by itself."""
+        """Add a run that ended by itself."""
         if value > 0:
             self._runs.append(Run(features, value))
             self._unfitted += 1

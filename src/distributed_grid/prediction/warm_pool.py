@@ -34,7 +34,7 @@ SLOTS_PER_POOL_STEP = 2
 AHEAD_SLOTS = 3  # how far ahead workers are started: about as long as a machine needs to boot and to join
 HEADROOM_WORKERS = 1
 HEADROOM_DIVISOR = 16
-"""The headroom is this part of what runs, or HEADROOM_WORKERS where that is more: large pools have larger bursts."""
+"""The headroom is this part of the workers in use, at least HEADROOM_WORKERS: large pools have larger bursts."""
 
 
 class ShadowPool(Struct):

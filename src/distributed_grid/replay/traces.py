@@ -195,12 +195,12 @@ def _rows(name: str, lines: Iterable[str], columns: tuple[str, ...]) -> Iterable
 
 def _number(name: str, number: int, text: str) -> int:
     try:
-        found = int(float(text))
+        value = int(float(text))
     except (ValueError, OverflowError):
         raise BadInput(f"{name}, line {number}: {text[:40]!r} is not a number") from None
-    if not 0 <= found <= 10**12:
-        raise BadInput(f"{name}, line {number}: {found} is out of range")
-    return found
+    if not 0 <= value <= 10**12:
+        raise BadInput(f"{name}, line {number}: {value} is out of range")
+    return value
 
 
 MOST = 2**53
@@ -256,7 +256,7 @@ def read_events(name: str, lines: Iterable[str]) -> Trace:
         nodes.setdefault(node.name, node)
     never = work.count(None)
     left_out = {"that never ran": never} if never else {}
-    return make_trace(name, [one for one in work if one is not None], nodes.values(), left_out)
+    return make_trace(name, [job for job in work if job is not None], nodes.values(), left_out)
 
 
 def _parsed_event(name: str, number: int, line: str) -> dict[str, Any]:
@@ -346,10 +346,10 @@ def _parsed_request(uid: str, user: str, data: dict[str, Any]) -> Request:
 
 def _count(data: dict[str, Any], name: str, usual: int | None = 0) -> int:
     """A number of a record; without a usual one it must be there."""
-    found = int(data[name] if usual is None else data.get(name, usual))
-    if not 0 <= found <= MOST:
-        raise BadInput(f"{name} is out of range: {found}")
-    return found
+    count = int(data[name] if usual is None else data.get(name, usual))
+    if not 0 <= count <= MOST:
+        raise BadInput(f"{name} is out of range: {count}")
+    return count
 
 
 def _custom(data: dict[str, Any]) -> tuple[tuple[str, int], ...]:
@@ -370,10 +370,10 @@ class _LentAmounts:
             asks = [ask for there, ask in self._now.values() if node in there]
             most = self._most.get(node, Amounts())
             self._most[node] = Amounts(
-                max(most.cpu_milli, sum(one.cpu_milli for one in asks)),
-                max(most.memory_bytes, sum(one.memory_bytes for one in asks)),
-                max(most.gpu_milli, sum(one.gpu_milli for one in asks)),
-                max(most.gpu_memory_bytes, *(one.gpu_memory_bytes for one in asks)),
+                max(most.cpu_milli, sum(ask.cpu_milli for ask in asks)),
+                max(most.memory_bytes, sum(ask.memory_bytes for ask in asks)),
+                max(most.gpu_milli, sum(ask.gpu_milli for ask in asks)),
+                max(most.gpu_memory_bytes, *(ask.gpu_memory_bytes for ask in asks)),
                 normalized_custom({**dict(most.custom), **dict(ask.custom)}),
             )
 
@@ -417,8 +417,8 @@ def read_trace(source: str) -> Trace:
         return read_pods(name, lines, _nodes_beside(source))
     if first.startswith(";") or first[:1].isdigit():
         return read_swf(name, lines)
-    what = "it is empty" if not first else f"its first line is {first[:40]!r}"
-    raise BadInput(f"{name} is no trace: {what}; there is SWF, openb pod lists and `grid events --json`")
+    content = "it is empty" if not first else f"its first line is {first[:40]!r}"
+    raise BadInput(f"{name} is no trace: {content}; there is SWF, openb pod lists and `grid events --json`")
 
 
 @contextmanager

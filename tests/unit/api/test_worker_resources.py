@@ -67,7 +67,7 @@ def test_requirements_nested_and_flat(needs: dict[str, Any], ask: Amounts) -> No
         ({"memory_mb": "4 GB"}, "memory_mb must be a number"),
         ({"cores": 1}, "requirements have no 'cores'"),
         ({"cpu": 4}, "cpu must be a mapping"),
-        ({"cpu_cores": 1, "cpu": {"cores": 2}}, "cpu_cores is said twice"),
+        ({"cpu_cores": 1, "cpu": {"cores": 2}}, "cpu_cores is given twice"),
         ({"gpu_devices": 1.5}, "in whole devices"),
         ({"memory_mb": 1e40}, "larger than any machine"),
     ],

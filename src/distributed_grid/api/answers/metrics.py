@@ -1,4 +1,4 @@
-"""Metrics: nodes at one moment, sums over the cluster, histories, trends, and how well requests are served.
+"""Metrics: nodes at one moment, sums over the cluster, histories, trends, and figures of scheduling.
 
 Sums are dictionaries, as Python programs get them.
 """
@@ -49,11 +49,11 @@ class ResourceSum(TypedDict):
 
 
 class UnknownNode(TypedDict):
-    """A node that was not heard from of late."""
+    """A node without a recent heartbeat."""
 
     node_id: str
     state: str
-    seconds_since_heard: float | None  # None where it never was since the start
+    seconds_since_heard: float | None  # None without a heartbeat since the start
 
 
 class PressureSummary(TypedDict):
@@ -85,10 +85,10 @@ class ClusterSummary(TypedDict):
 
 
 class SchedulingFigures(TypedDict):
-    """How well requests were served over the last day; None where there is nothing to go by.
+    """Figures of the requests of the last day; None if there is no data for one.
 
-    Task times are those of the last 1,000 jobs that ran and are over: how long they ran, in all their attempts. The
-    success rate is `granted / (granted + refused + withdrawn)`, users' requests alone.
+    Task times are the run times of the last 1,000 ended jobs, in all their attempts. The success rate is
+    `granted / (granted + refused + withdrawn)`, users' requests alone.
     """
 
     jobs_measured: int
@@ -128,7 +128,7 @@ class Trend(Answer, frozen=True, kw_only=True):
 
 
 class ResourceTrend(Answer, frozen=True):
-    """The trends of one resource of one node; None where there is too little to say, or the node is unknown."""
+    """The trends of one resource of one node; None with too few samples, or of an unknown node."""
 
     node_id: str
     resource_type: str

@@ -8,7 +8,7 @@ from distributed_grid.api.answers.common import Answer
 class PredictionRow(Answer, frozen=True, kw_only=True):
     """Predicted needs of the next run of a task; None: unknown."""
 
-    key: str  # by which runs are told apart
+    key: str  # names the type of task
     user: str
     tier: str
     confidence: float
