@@ -56,7 +56,9 @@ def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) ->
     preferred = _names(prefer, "preferred_nodes")
     if strategy == NODE_SPECIFIC and not required:
         required, preferred = preferred, []
-    expects, deadline = placing.get("expects"), placing.get("deadline")
+    expects, deadline, labels = placing.get("expects"), placing.get("deadline"), placing.get("labels", ())
+    if isinstance(labels, Mapping):
+        labels = [f"{key}={value}" if value else key for key, value in labels.items()]
     return {
         "strategy": strategy,
         "prefer": preferred,
@@ -64,7 +66,7 @@ def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) ->
         "resources": {resource_name(kind): finite_amount(amount) for kind, amount in placing.get("also", {}).items()},
         "gpu_models": _names(placing.get("gpu_models", ()), "gpu_models"),
         "gpu_memory_gb": finite_amount(placing.get("gpu_memory_gb", 0.0)),
-        "labels": _labels(placing.get("labels", ())),
+        "labels": _names(labels, "labels"),
         "affinity": _names(placing.get("affinity", ()), "affinity"),
         "anti_affinity": _names(placing.get("anti_affinity", ()), "anti_affinity"),
         "group": placing.get("group", ""),
@@ -128,9 +130,3 @@ def _names(names: Sequence[str], what: str) -> list[str]:
     if isinstance(names, str):
         raise BadInput(f"{what} is a list of names, not one text: write [{names!r}]")
     return [str(name) for name in names]
-
-
-def _labels(labels: Mapping[str, str] | Sequence[str]) -> list[str]:
-    if isinstance(labels, Mapping):
-        return [f"{key}={value}" if value else key for key, value in labels.items()]
-    return _names(labels, "labels")

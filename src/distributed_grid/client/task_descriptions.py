@@ -53,8 +53,15 @@ def task_fields(task: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that describe a task: `argv`, or `task_type` and `parameters`; and `input_bytes`."""
     command = _first(task, _COMMAND)
     fields: dict[str, Any] = {"input_bytes": _quantity(task, _INPUT) or 0}
+    if isinstance(command, str) and command:
+        try:
+            command = shlex.split(command)
+        except ValueError as error:
+            raise BadInput(f"the command cannot be split into words: {error}") from None
     if command:
-        return {**fields, "argv": _words(command)}
+        if not isinstance(command, list | tuple) or not all(isinstance(word, str) for word in command):
+            raise BadInput("a command is a text or a list of words")
+        return {**fields, "argv": list(command)}
     task_type = _first(task, _TYPE)
     if not isinstance(task_type, str) or not task_type.strip():
         raise BadInput("a task needs a task_type or a command")
@@ -98,17 +105,6 @@ def _parameters(task: Mapping[str, Any]) -> dict[str, float | str]:
         for name, value in parameters.items()
         if isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))
     }
-
-
-def _words(command: Any) -> list[str]:
-    if isinstance(command, str):
-        try:
-            return shlex.split(command)
-        except ValueError as error:
-            raise BadInput(f"the command cannot be split into words: {error}") from None
-    if isinstance(command, list | tuple) and all(isinstance(word, str) for word in command):
-        return list(command)
-    raise BadInput("a command is a text or a list of words")
 
 
 def _first(task: Mapping[str, Any], names: tuple[str, ...]) -> Any:

@@ -79,6 +79,20 @@ class PageAnswer(Answer, frozen=True, kw_only=True):
     """Cursor of the next page; None at the end of the list."""
 
 
+class ErrorBody(Answer, frozen=True):
+    """Class of an error, its text, and its reasons, node by node."""
+
+    type: str
+    message: str
+    reasons: list[str]
+
+
+class ErrorAnswer(Answer, frozen=True):
+    """Why a request failed."""
+
+    error: ErrorBody
+
+
 class AskedResources(Answer, frozen=True):
     """The amounts of a request."""
 

@@ -37,6 +37,10 @@ class DaemonInfo(Answer, frozen=True, kw_only=True):
     warnings: list[str]
 
 
+class Health(Answer, frozen=True):
+    status: str
+
+
 class ActiveConfig(Answer, frozen=True):
     path: str | None
     config: dict[str, Any]

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from distributed_grid import __version__
-from distributed_grid.control import view_types
+from distributed_grid.api.answers.common import ErrorAnswer
 from distributed_grid.server.endpoints import Route
 
 ABOUT = "Lends what is idle on your machines, for a while. Field names, once shipped, do not change."
@@ -51,7 +51,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 
 def openapi_document(operations: Sequence[Operation]) -> Schema:
     """The document of these operations, in version 3.1."""
-    answers = {view_types.ErrorAnswer: None}
+    answers = {ErrorAnswer: None}
     for operation in operations:
         answers |= dict.fromkeys(_alternatives(operation.answer))
     schemas, components = msgspec.json.schema_components(answers, ref_template=REFERENCE)
@@ -67,7 +67,7 @@ def openapi_document(operations: Sequence[Operation]) -> Schema:
         content = {media_type: {"schema": schema} for media_type, schema in operation.content.items()}
         if alternatives := [schema_of[answer] for answer in _alternatives(operation.answer)]:
             content[JSON] = {"schema": alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}}
-        failure = {"schema": schema_of[view_types.ErrorAnswer]}
+        failure = {"schema": schema_of[ErrorAnswer]}
         description: Schema = {
             "tags": [operation.route.tag],
             "summary": operation.id.replace("_", " ").capitalize(),

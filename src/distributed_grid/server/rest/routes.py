@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.access import JoinedNode
+from distributed_grid.api.answers.daemon import Health
 from distributed_grid.api.answers.jobs import JobNotice
 from distributed_grid.api.framing import STDERR, STDOUT
-from distributed_grid.control import view_types
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.prometheus import CONTENT_TYPE
 from distributed_grid.server.access.admission import Admission, bearer_token
@@ -79,7 +80,7 @@ class RestApi:
                 id="get_health",
                 description="Whether the control plane answers; needs no token.",
                 serve=self._health,
-                answer=view_types.Health,
+                answer=Health,
                 needs_token=False,
             ),
             Operation(
@@ -88,7 +89,7 @@ class RestApi:
                 description="Exchange a join token for the right to connect with a key; only its hash is sent.",
                 serve=self._join,
                 request=requests.JoinRequest,
-                answer=view_types.JoinAnswer,
+                answer=JoinedNode,
                 needs_token=False,
             ),
             Operation(
@@ -156,7 +157,7 @@ class RestApi:
         )
 
     async def _health(self, request: Request) -> Response:
-        return JsonResponse({"status": "ok"})
+        return JsonResponse(Health("ok"))
 
     async def _join(self, request: Request) -> Response:
         op = requests.convert(await body_of(request), requests.JoinRequest)
