@@ -203,9 +203,7 @@ class RestListener:
         try:
             address = msgspec.json.decode((self._folder / "listen.json").read_bytes(), type=Address)
         except (OSError, msgspec.DecodeError):
-            settings = self._settings
-            host = "127.0.0.1" if settings.host == "local" else settings.host.strip("[]")
-            address = Address(host, settings.port)
+            address = self._configured_address()
         await self._open(address)
         await self._agent_socket.open()
 
@@ -403,6 +401,11 @@ class RestListener:
         return ControlPlaneAddress(
             addresses[:64], certificate.fingerprint, certificate.pem, str(self._agent_socket.path)
         )
+
+    def _configured_address(self) -> Address:
+        settings = self._settings
+        host = "127.0.0.1" if settings.host == "local" else settings.host.strip("[]")
+        return Address(host, settings.port)
 
     async def _certificate_for(self, address: Address) -> Certificate:
         def make() -> Certificate:
