@@ -77,7 +77,7 @@ class World:
         self.names = [f"n{number:03}" for number in range(nodes)]
         capacity = Capacity(1000 * cores, memory_gb * GB)
         for name in self.names:
-            self.handle(NodeDeclared(Node(name, capacity=capacity, host=name)))
+            self.handle(NodeDeclared(Node(name=name, capacity=capacity, host=name)))
         self.beat()
 
     def handle(self, event: Event) -> None:
@@ -85,12 +85,16 @@ class World:
 
     def beat(self) -> None:
         for name in self.names:
-            self.handle(HeartbeatReceived(name, Usage(memory_bytes=GB)))
+            self.handle(HeartbeatReceived(name=name, usage=Usage(memory_bytes=GB)))
 
     def run_job(self, uid: str, node: str, ask: Amounts, *, marks: bool) -> None:
-        request = Request(uid, "ada", ask, require=(node,), wait_ms=0)
+        request = Request(id=uid, user="ada", ask=ask, require=(node,), wait_ms=0)
         known = JobEstimate(run_ms=6 * 3_600_000)
-        self.handle(JobSubmitted(uid, Command(("true",)), request, 0, estimate=known, restartable=marks))
+        self.handle(
+            JobSubmitted(
+                id=uid, command=Command(("true",)), request=request, retries=0, estimate=known, restartable=marks
+            )
+        )
         self.start(uid)
         if marks:
             self.handle(AttemptMarked(uid, 1, self.ledger.jobs[uid].attempts[-1].fence, 0))
@@ -99,16 +103,16 @@ class World:
     def start(self, uid: str) -> None:
         attempt = self.ledger.jobs[uid].attempt
         assert attempt is not None
-        self.handle(AttemptStarted(uid, attempt.number, attempt.fence, 7))
+        self.handle(AttemptStarted(uid=uid, number=attempt.number, fence=attempt.fence, pid=7))
 
     def end(self, uid: str) -> None:
         attempt = self.ledger.jobs[uid].attempt
         assert attempt is not None
-        self.handle(AttemptEnded(uid, attempt.number, attempt.fence, Outcome(Ending.MOVED)))
+        self.handle(AttemptEnded(uid=uid, number=attempt.number, fence=attempt.fence, outcome=Outcome(Ending.MOVED)))
 
 
 def _rules(mode: str, policy: str) -> RebalanceRules:
-    return RebalanceRules(SharingMode(mode), SHARING_POLICIES[policy], ROUND_MS)
+    return RebalanceRules(mode=SharingMode(mode), policy=SHARING_POLICIES[policy], interval_ms=ROUND_MS)
 
 
 def _cpu(level: Callable[[int], int], nodes: int = NODES) -> float:
@@ -119,7 +123,10 @@ def _cpu(level: Callable[[int], int], nodes: int = NODES) -> float:
         node = world.names[number % nodes]
         world.run_job(f"j{number}", node, Amounts(cpu_milli=500, memory_bytes=GB), marks=number % 2 == 0)
     rules, slowest = _rules("dynamic_balancing", "balanced"), 0.0
-    readings = tuple(PressureReading(name, level(at), level(at), level(at)) for at, name in enumerate(world.names))
+    readings = tuple(
+        PressureReading(node=name, score=level(at), memory=level(at), cpu=level(at))
+        for at, name in enumerate(world.names)
+    )
     for look in range(LOOKS):
         world.now += OFFLOAD.interval_ms
         world.beat()
@@ -149,7 +156,9 @@ def _relief(mode: str, policy: str) -> float:
         if level <= OFFLOAD.memory_high and not world.ledger.moves:
             return (world.now - began) / 1000
         readings = tuple(
-            PressureReading(name, level // 2 if name == pressed else 50, level if name == pressed else 100, 0)
+            PressureReading(
+                node=name, score=level // 2 if name == pressed else 50, memory=level if name == pressed else 100, cpu=0
+            )
             for name in world.names
         )
         passed = world.now - began

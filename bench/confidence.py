@@ -34,7 +34,7 @@ from distributed_grid.scheduling.placement import explanation
 from distributed_grid.scheduling.placement.explanation import choice_of
 from distributed_grid.scheduling.placement.placement import find_placement
 
-NODE = Node("m", capacity=Capacity(16_000, 2**36), thresholds=DEFAULT, offer_ms=3 * SAMPLE_MS)
+NODE = Node(name="m", capacity=Capacity(16_000, 2**36), thresholds=DEFAULT, offer_ms=3 * SAMPLE_MS)
 SHORTEST_MIN, LONGEST_MIN = 5, 240
 HISTORY = 12
 """Samples before the first request: an hour."""
@@ -91,12 +91,14 @@ def _replay(machines: Trace, dice: random.Random) -> list[PlacedRequest]:
         ledger = Ledger([NODE])
         for at, outside in enumerate(samples):
             now = at * SAMPLE_MS
-            step(ledger, HeartbeatReceived("m", Usage(cpu_outside_milli=outside), yields=outside > mark), now)
+            step(
+                ledger, HeartbeatReceived(name="m", usage=Usage(cpu_outside_milli=outside), yields=outside > mark), now
+            )
             if at < HISTORY or at + LONGEST_MIN * 60_000 // SAMPLE_MS >= len(samples):
                 continue
             minutes = math.exp(dice.uniform(math.log(SHORTEST_MIN), math.log(LONGEST_MIN)))
             ahead = max(round(minutes * 60_000 / SAMPLE_MS), 1)
-            request = Request(f"r{at}", "ada", Amounts(1000), wait_ms=0, expects_ms=ahead * SAMPLE_MS)
+            request = Request(id=f"r{at}", user="ada", ask=Amounts(1000), wait_ms=0, expects_ms=ahead * SAMPLE_MS)
             try:
                 answer = step(ledger, LeaseAsked(request), now).answer
             except Refused:  # the machine lends nothing now
@@ -156,8 +158,8 @@ def _cost_us() -> float:
     """CPU time of one choice among three nodes with owners."""
     ledger = Ledger(replace(NODE, name=f"n{i}") for i in range(3))
     for i in range(3):
-        step(ledger, HeartbeatReceived(f"n{i}", Usage(cpu_outside_milli=50 * i)), 0)
-    request = Request("r", "ada", Amounts(1000, 2**30))
+        step(ledger, HeartbeatReceived(name=f"n{i}", usage=Usage(cpu_outside_milli=50 * i)), 0)
+    request = Request(id="r", user="ada", ask=Amounts(1000, 2**30))
     chosen = find_placement(ledger, request)
     assert chosen is not None
     rounds = []

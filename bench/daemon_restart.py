@@ -63,10 +63,10 @@ def _fill(state_dir: StateDir) -> None:
         changes.clear()
         records.clear()
 
-    apply_event(NodeDeclared(Node("big", capacity=Capacity(10**9, 2**50))))
-    apply_event(HeartbeatReceived("big", Usage()))
+    apply_event(NodeDeclared(Node(name="big", capacity=Capacity(10**9, 2**50))))
+    apply_event(HeartbeatReceived(name="big", usage=Usage()))
     for i in range(ENDED + ACTIVE):
-        apply_event(LeaseAsked(Request(f"r{i:08x}", "somebody", Amounts(cpu_milli=1000))))
+        apply_event(LeaseAsked(Request(id=f"r{i:08x}", user="somebody", ask=Amounts(cpu_milli=1000))))
         if i < ENDED:
             apply_event(LeaseReleased(f"r{i:08x}", "somebody"))
     flush()

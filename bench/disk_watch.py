@@ -15,6 +15,7 @@ from distributed_grid.agent.execution.attempt import AttemptSpec
 from distributed_grid.agent.execution.cpu_control import RunningTree
 from distributed_grid.agent.execution.disk_guard import DiskGuard, TreeSize
 from distributed_grid.agent.limits import process_tree
+from distributed_grid.domain.jobs import Ending
 
 FOLDERS, FILES = sized((400, 500), smoke=(2, 5))
 SECONDS = sized(30.0, smoke=0.2)
@@ -33,7 +34,15 @@ class OneAttempt:
         spec = AttemptSpec("a", "job", "here", 1, ("true",), max_files_bytes=1 << 60)
         return [RunningTree(spec, 1, shim, False, 0, process_tree.GridProcesses((), list).besides(0))]
 
-    async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
+    async def stop_attempt(
+        self,
+        attempt_id: str,
+        *,
+        ending: Ending,
+        detail: str = "",
+        grace_ms: int | None = None,
+        is_disk_overrun: bool = False,
+    ) -> None:
         raise AssertionError(f"{attempt_id} is stopped: {detail}")
 
 

@@ -111,7 +111,7 @@ class RandomEvents:
         await self.grid.handle(random_cases.a_random_policy(self.dice))
         for name in random_cases.NODES:
             await self.grid.handle(NodeDeclared(random_cases.a_random_node(self.dice, name)))
-            await self.grid.handle(HeartbeatReceived(name, Usage()))
+            await self.grid.handle(HeartbeatReceived(name=name, usage=Usage()))
 
     async def live_on(self) -> None:
         """Time passes: nodes are heard, jobs start and end, leases are given back."""
@@ -119,7 +119,7 @@ class RandomEvents:
         for name in random_cases.NODES:
             if self.dice.random() < 0.9:
                 await self.grid.handle(
-                    HeartbeatReceived(name, Usage(cpu_outside_milli=self.dice.choice((0, 100, 900))))
+                    HeartbeatReceived(name=name, usage=Usage(cpu_outside_milli=self.dice.choice((0, 100, 900))))
                 )
         await self.grid.handle(TimePassed())
         for event in await self.grid.read(self._other_events):
@@ -135,10 +135,12 @@ class RandomEvents:
             if attempt is None:
                 continue
             if not attempt.pid and self.dice.random() < 0.7:
-                found.append(AttemptStarted(job.uid, attempt.number, attempt.fence, 7))
+                found.append(AttemptStarted(uid=job.uid, number=attempt.number, fence=attempt.fence, pid=7))
             elif job.stop is not None or self.dice.random() < 0.02 * (1 + job.request.priority):
                 outcome = Outcome(Ending.EXITED, exit_code=0)
-                found.append(AttemptEnded(job.uid, attempt.number, attempt.fence, outcome, pid=7))
+                found.append(
+                    AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome, pid=7)
+                )
         plain = [lease for lease in ledger.leases.values() if not lease.job]
         if len(plain) > 8:
             first = max(plain, key=lambda lease: (lease.request.priority, lease.id))

@@ -31,7 +31,14 @@ from distributed_grid.reactor import step
 SAMPLE_MS, BEAT_MS = 300_000, 2_000
 BURST_MILLI, BURST_MS = 900, 10_000
 MARK_MILLI = 300
-DEFAULT = OfferThresholds(MARK_MILLI, 1000, 500, 2**31, 200, 2**30)
+DEFAULT = OfferThresholds(
+    cpu_busy_max_milli=MARK_MILLI,
+    cpu_min_milli=1000,
+    memory_used_max_milli=500,
+    memory_min_bytes=2**31,
+    gpu_busy_max_milli=200,
+    gpu_memory_min_bytes=2**30,
+)
 PLAIN = replace(DEFAULT, margin_milli=0, dwell_ms=0)
 DWELLS_MIN, MARGINS_MILLI = (10, 15, 20, 30), (0, 50, 100)
 FEWER, FEWER_OPEN, LEAST_LENT, MOST_OVER_NEXT = 10, 2, 90, 0.5
@@ -105,13 +112,13 @@ def replay(machines: Trace, limits: OfferThresholds, apart_ms: int = SAMPLE_MS, 
     """Let every sample be heard, and watch the offers; `judged_by` is what counts as used, if not the samples."""
     lent = Lent()
     for samples, used in zip(machines, judged_by or machines, strict=True):
-        node = Node("m", capacity=Capacity(16_000, 2**36), thresholds=limits, offer_ms=2 * apart_ms + 300_000)
+        node = Node(name="m", capacity=Capacity(16_000, 2**36), thresholds=limits, offer_ms=2 * apart_ms + 300_000)
         ledger = Ledger([node])
         stands: bool | None = None
         lent_before: bool | None = None
         for i, outside_milli in enumerate(samples):
             before = ledger.offers.get("m")
-            step(ledger, HeartbeatReceived("m", Usage(cpu_outside_milli=outside_milli)), i * apart_ms)
+            step(ledger, HeartbeatReceived(name="m", usage=Usage(cpu_outside_milli=outside_milli)), i * apart_ms)
             offer, was = ledger.offers["m"], stands
             lends, paused = offer.lends.cpu_milli > 0, "cpu" in offer.paused
             stands = lends or paused

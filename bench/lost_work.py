@@ -235,7 +235,7 @@ class _Run:
         self._way = way
         self._queue = EventQueue()
         has = Capacity(trace.cpu_milli, trace.memory_bytes)
-        self._ledger = Ledger(Node(name, capacity=has) for name in trace.nodes)
+        self._ledger = Ledger(Node(name=name, capacity=has) for name in trace.nodes)
         self._coming = trace.jobs(seed)
         self._work: dict[str, Work] = {}
         self._left: dict[str, int] = {}
@@ -277,7 +277,9 @@ class _Run:
     def _heartbeat(self, name: str) -> None:
         there = name in self._owners
         self._handle(
-            events.HeartbeatReceived(name, Usage(), self._queue.now, self._queue.now if there else 0, yields=there)
+            events.HeartbeatReceived(
+                name=name, usage=Usage(), beat=self._queue.now, generation=self._queue.now if there else 0, yields=there
+            )
         )
 
     def _owner(self, name: str, takes_bytes: int) -> None:
@@ -309,17 +311,30 @@ class _Run:
         """A job is submitted; an urgent one displaces by our choice where it has to."""
         now, ledger = self._queue.now, self._ledger
         self._work[work.uid], self._left[work.uid] = work, work.takes_ms
-        request = Request(work.uid, "ada", Amounts(work.cpu_milli, work.memory_bytes), work.priority, wait_ms=FOREVER)
+        request = Request(
+            id=work.uid,
+            user="ada",
+            ask=Amounts(work.cpu_milli, work.memory_bytes),
+            priority=work.priority,
+            wait_ms=FOREVER,
+        )
         way = None
         if work.priority is Priority.URGENT and find_placement(ledger, request) is None:
             way = self._way.choose(ledger, request, now)
         if way is None:
-            self._handle(events.JobSubmitted(work.uid, Command(("true",)), request))
+            self._handle(events.JobSubmitted(id=work.uid, command=Command(("true",)), request=request))
             return
-        lease = Lease(f"{work.uid}.1", request, now, job=work.uid)
-        job = Job(work.uid, work.uid, Command(("true",)), request, now, lease_id=lease.id)
+        lease = Lease(id=f"{work.uid}.1", request=request, asked_at_ms=now, job=work.uid)
+        job = Job(
+            uid=work.uid,
+            id=work.uid,
+            command=Command(("true",)),
+            request=request,
+            submitted_at_ms=now,
+            lease_id=lease.id,
+        )
         leaving, awaits = preempt_victims(ledger, way, lease, now)
-        decision, _, _ = grant(ledger, lease, Placement(way.node, way.claim), now, job=job, awaits=awaits)
+        decision, _, _ = grant(ledger, lease, Placement(node=way.node, claim=way.claim), now, job=job, awaits=awaits)
         ledger.apply(changes := leaving.changes + decision.changes)
         self._perform(changes)
 
@@ -335,7 +350,7 @@ class _Run:
         self._ahead[job.uid] = [self._queue.after(self._left[job.uid], partial(self._is_done, job.uid))]
         if work.marks_ms:
             self._ahead[job.uid].append(self._queue.after(work.marks_ms, partial(self._mark, job.uid)))
-        self._handle(events.AttemptStarted(job.uid, attempt.number, attempt.fence, 1))
+        self._handle(events.AttemptStarted(uid=job.uid, number=attempt.number, fence=attempt.fence, pid=1))
 
     def _mark(self, uid: str) -> None:
         """Work up to now is safe."""
@@ -361,4 +376,4 @@ class _Run:
         elif outcome.ending is Ending.RECLAIMED:
             self.lost.to_owners += lost
             self.lost.reclaimed += 1
-        self._handle(events.AttemptEnded(job.uid, attempt.number, attempt.fence, outcome))
+        self._handle(events.AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome))

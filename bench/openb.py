@@ -87,7 +87,7 @@ def replay(trace: Trace, seed: int, strategy: Strategy) -> float:
     arrived, lent, unallocated = 0, 0, []
     for number, ask in enumerate(_arrivals(trace, dice)):
         arrived += ask.gpu_milli
-        if _is_granted(ledger, Request(f"r{number}", "u", ask, strategy=strategy), number):
+        if _is_granted(ledger, Request(id=f"r{number}", user="u", ask=ask, strategy=strategy), number):
             lent += ask.gpu_milli
         percent = round(100 * arrived / capacity)
         if percent == 100:
@@ -111,10 +111,10 @@ def _is_granted(ledger: Ledger, request: Request, now: int) -> bool:
 
 def _joined(trace: Trace, dice: random.Random) -> Ledger:
     """The empty cluster, its nodes in an order of their own."""
-    nodes = [Node(f"n{number}", capacity=has) for number, has in enumerate(trace.nodes)]
+    nodes = [Node(name=f"n{number}", capacity=has) for number, has in enumerate(trace.nodes)]
     ledger = Ledger(dice.sample(nodes, len(nodes)))
     for node in nodes:
-        step(ledger, HeartbeatReceived(node.name, Usage()), 0)
+        step(ledger, HeartbeatReceived(name=node.name, usage=Usage()), 0)
     return ledger
 
 

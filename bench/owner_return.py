@@ -28,7 +28,14 @@ from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import OwnerRules
 
-RULES = OwnerRules(300, 1000, 0, 1000, 0, evict=False)
+RULES = OwnerRules(
+    cpu_busy_max_milli=300,
+    memory_used_max_milli=1000,
+    memory_min_bytes=0,
+    gpu_busy_max_milli=1000,
+    gpu_memory_min_bytes=0,
+    evict=False,
+)
 STEP_S = 0.05
 WINDOW = 5  # steps over which the owner's share is judged
 ENOUGH = 0.9

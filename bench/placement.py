@@ -73,8 +73,8 @@ def _run(rows: list[Row], strategy: Strategy) -> tuple[list[float], list[float]]
     for number in range(FIRST + ASKED):
         first = draw.randrange(len(names) - 2)
         require = tuple(names[first : first + 3]) if strategy is Strategy.NODE_SPECIFIC else ()
-        request = Request(f"r{number}", "ada", _ask(draw), strategy=strategy, require=require, wait_ms=0)
-        lease = Lease(request.id, request, number)
+        request = Request(id=f"r{number}", user="ada", ask=_ask(draw), strategy=strategy, require=require, wait_ms=0)
+        lease = Lease(id=request.id, request=request, asked_at_ms=number)
         began_cpu, began = time.thread_time_ns(), time.perf_counter_ns()
         place_newcomer(ledger, lease, number)
         wall.append((time.perf_counter_ns() - began) / 1000)
@@ -97,15 +97,15 @@ def half_full(size: int) -> list[Row]:
     draw = random.Random(size)
     ledger = Ledger(_node(number) for number in range(size))
     for name in list(ledger.nodes):
-        step(ledger, HeartbeatReceived(name, Usage()), 0)
+        step(ledger, HeartbeatReceived(name=name, usage=Usage()), 0)
     for number in range(5 * size):
-        step(ledger, LeaseAsked(Request(f"first{number}", f"u{number % 7}", _ask(draw))), 0)
+        step(ledger, LeaseAsked(Request(id=f"first{number}", user=f"u{number % 7}", ask=_ask(draw))), 0)
     return ledger.rows()
 
 
 def _node(number: int) -> Node:
     gpus = tuple(GpuDevice(index, 32 * GB, ("A100", "V100")[number % 2]) for index in range(8))
-    return Node(f"n{number}", capacity=Capacity(64_000, 256 * GB, gpus), speed_milli=500 + 100 * (number % 11))
+    return Node(name=f"n{number}", capacity=Capacity(64_000, 256 * GB, gpus), speed_milli=500 + 100 * (number % 11))
 
 
 def _ask(draw: random.Random) -> Amounts:

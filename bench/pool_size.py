@@ -74,7 +74,9 @@ EVALUATIONS_MS = (0, 60_000, 120_000, SLOT_MS, SLOT_MS + 60_000, SLOT_MS + 120_0
 """Moments of a step at which the autoscaler evaluates."""
 GB = 1024**3
 HAS = WorkerResources(4000, 16 * GB)
-TYPE = Worker("", "bench", "cpu", HAS, 0, offer="cpu-4", price_micro=100_000)
+TYPE = Worker(
+    id="", provider="bench", worker_type="cpu", resources=HAS, created_at_ms=0, offer="cpu-4", price_micro=100_000
+)
 MAX_WORKERS = 1_000
 
 Resize = Callable[[int, int], int]
@@ -145,7 +147,7 @@ class ScaledCluster:
         self._names = 0
         self._leases: list[str] = []
         self.waited = 0
-        self._handle(ScalingRulesSet(ScalingRules("bench", max_workers=MAX_WORKERS, types=(TYPE,))))
+        self._handle(ScalingRulesSet(ScalingRules(provider="bench", max_workers=MAX_WORKERS, types=(TYPE,))))
         load = running[first] or 0
         for _ in range(load + _shipped_headroom(load)):
             self._handle(WorkerRequested(replace(TYPE, id=self._name("worker")), self._now))
@@ -170,7 +172,7 @@ class ScaledCluster:
         while len(self._leases) < running:
             name = self._name("lease")
             ask = Amounts(cpu_milli=HAS.cpu_milli, memory_bytes=GB)
-            self._handle(LeaseAsked(Request(name, "user", ask, wait_ms=86_400_000)))
+            self._handle(LeaseAsked(Request(id=name, user="user", ask=ask, wait_ms=86_400_000)))
             self._leases.append(name)
 
     def _deliver(self) -> None:
@@ -180,8 +182,8 @@ class ScaledCluster:
                 self._handle(WorkerAsked(worker.id))
                 self._handle(WorkerBooted(worker.id, f"i-{worker.id}"))
                 capacity = Capacity(HAS.cpu_milli, HAS.memory_bytes)
-                self._handle(NodeDeclared(Node(worker.id, capacity=capacity, host="joined", joined=True)))
-                self._handle(HeartbeatReceived(worker.id, Usage()))
+                self._handle(NodeDeclared(Node(name=worker.id, capacity=capacity, host="joined", joined=True)))
+                self._handle(HeartbeatReceived(name=worker.id, usage=Usage()))
             elif worker.state is WorkerState.DRAINING:
                 self._handle(OutputsCollected(worker.id, self._now, 0, 0, ()))
                 self._handle(WorkerTerminationAccepted(worker.id))

@@ -75,11 +75,11 @@ def _runs(count: int, types: int, *, first: int = 0) -> Iterator[TaskRun]:
     for i in range(first, first + count):
         size = dice.randrange(10**6, 10**10)
         yield TaskRun(
-            f"task-{i}",
-            1,
-            "ana",
-            f"type {i % types}",
-            (float(i % 17),),
+            task_id=f"task-{i}",
+            attempt=1,
+            user="ana",
+            key=f"type {i % types}",
+            features=(float(i % 17),),
             input_bytes=size,
             memory_bytes=round((10**8 + size / 3) * dice.uniform(0.95, 1.05)),
             cpu_ms=size // 10**6,
@@ -105,7 +105,15 @@ async def _service(folder: Path) -> list[Line]:
     sized = []
     for i in range(100):
         service.record(
-            TaskRun(f"job-{i}", 1, "ana", "work #", (float(i),), memory_bytes=10**8 + i * 10**5, ended_at_ms=NOW)
+            TaskRun(
+                task_id=f"job-{i}",
+                attempt=1,
+                user="ana",
+                key="work #",
+                features=(float(i),),
+                memory_bytes=10**8 + i * 10**5,
+                ended_at_ms=NOW,
+            )
         )
     await service.store()
     await service.size("ana", ["work", "1"], 0)

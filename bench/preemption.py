@@ -61,10 +61,10 @@ def _decide(size: int, kind: str, seed: int) -> float:
     """The slowest of many decisions, in milliseconds."""
     ledger = Ledger(full_grid(size, kind, seed))
     draw = random.Random(f"{kind} requests {seed}")
-    plan_preemption(ledger, Request("first", "ada", Amounts(1000), Priority.URGENT), NOW)
+    plan_preemption(ledger, Request(id="first", user="ada", ask=Amounts(1000), priority=Priority.URGENT), NOW)
     times, victims = [], []
     for number in range(ASKED):
-        request = Request(f"vip{number}", "ada", an_ask(draw, kind), Priority.URGENT)
+        request = Request(id=f"vip{number}", user="ada", ask=an_ask(draw, kind), priority=Priority.URGENT)
         assert find_placement(ledger, request) is None, "it would not have to displace anybody"
         tries = []
         for _ in range(3):
@@ -96,9 +96,9 @@ def full_grid(size: int, kind: str, seed: int = 0) -> Iterator[Row]:
     fence = 0
     for number in range(size):
         name = f"n{number}"
-        yield Node(name, NodeState.ALIVE, has)
-        yield Offer(name, 1, has, NOW, NOW + 10**6)
-        yield NodeObservation(name, NOW, Usage())
+        yield Node(name=name, state=NodeState.ALIVE, capacity=has)
+        yield Offer(node=name, generation=1, lends=has, made_at_ms=NOW, expires_at_ms=NOW + 10**6)
+        yield NodeObservation(node=name, at_ms=NOW, usage=Usage())
         for claim in _claims(draw, kind):
             fence += 1
             yield from _running(draw, name, claim, fence)
@@ -141,8 +141,37 @@ def _running(draw: random.Random, node: str, claim: Claim, fence: int) -> Iterat
     uid, start = f"j{fence}", NOW - draw.randint(10_000, 10_000_000)
     priority = Priority(draw.choices([0, 1, 2], [5, 3, 2])[0])
     ask = Amounts(claim.cpu_milli, claim.memory_bytes, sum(share.milli for share in claim.gpus))
-    request = Request(uid, f"u{fence % 7}", ask, priority)
-    yield Lease(f"{uid}.1", request, start, LeaseState.ACTIVE, uid, node, claim, fence, start)
+    request = Request(id=uid, user=f"u{fence % 7}", ask=ask, priority=priority)
+    yield Lease(
+        id=f"{uid}.1",
+        request=request,
+        asked_at_ms=start,
+        state=LeaseState.ACTIVE,
+        job=uid,
+        node=node,
+        claim=claim,
+        fence=fence,
+        granted_at_ms=start,
+    )
     marked = draw.randint(start, NOW) if draw.random() < 0.5 else 0
-    attempt = Attempt(1, f"{uid}.1", node, fence, start, start, pid=1, marked_at_ms=marked)
-    yield Job(uid, uid, Command(("true",)), request, start, JobState.RUNNING, (attempt,), 0, f"{uid}.1")
+    attempt = Attempt(
+        number=1,
+        lease_id=f"{uid}.1",
+        node=node,
+        fence=fence,
+        assigned_at_ms=start,
+        started_at_ms=start,
+        pid=1,
+        marked_at_ms=marked,
+    )
+    yield Job(
+        uid=uid,
+        id=uid,
+        command=Command(("true",)),
+        request=request,
+        submitted_at_ms=start,
+        state=JobState.RUNNING,
+        attempts=(attempt,),
+        retries_left=0,
+        lease_id=f"{uid}.1",
+    )

@@ -75,11 +75,17 @@ def measure() -> list[Line]:
 def _scan() -> PressureScan:
     """A pressed node, and two others with room."""
     names = ("here", "gpu1", "gpu2")
-    nodes = [Node(name, NodeState.ALIVE, Capacity(16_000, 64 << 30), host=name) for name in names]
+    nodes = [Node(name=name, state=NodeState.ALIVE, capacity=Capacity(16_000, 64 << 30), host=name) for name in names]
     marks = Watermarks(800, 300)
     rules = RebalanceRules(
-        SharingMode.DYNAMIC_BALANCING, SHARING_POLICIES["balanced"], 30_000, marks, marks, marks, 200
+        mode=SharingMode.DYNAMIC_BALANCING,
+        policy=SHARING_POLICIES["balanced"],
+        interval_ms=30_000,
+        memory=marks,
+        cpu=marks,
+        gpu=marks,
+        excess_milli=200,
     )
     levels = {"here": 900, "gpu1": 100, "gpu2": 100}
-    readings = [PressureReading(name, level, level, level) for name, level in levels.items()]
+    readings = [PressureReading(node=name, score=level, memory=level, cpu=level) for name, level in levels.items()]
     return scan_pressure(Ledger(nodes), readings, rules, 1_000_000)

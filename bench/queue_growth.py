@@ -97,7 +97,7 @@ def measure() -> list[Line]:
 def a_request(number: int, wait_ms: int) -> Request:
     ask = Amounts(1000 * (1 + number % 4), 2**30)
     expects_ms = 60_000 * (1 + number % 2)
-    return Request(f"r{number:06}", f"user{number % 5}", ask, wait_ms=wait_ms, expects_ms=expects_ms)
+    return Request(id=f"r{number:06}", user=f"user{number % 5}", ask=ask, wait_ms=wait_ms, expects_ms=expects_ms)
 
 
 def a_lease_request(number: int, wait_ms: int = DAY_MS) -> Event:
@@ -105,7 +105,7 @@ def a_lease_request(number: int, wait_ms: int = DAY_MS) -> Event:
 
 
 def a_submission(number: int, wait_ms: int = DAY_MS) -> Event:
-    return JobSubmitted(f"j{number:06}", TRUE, a_request(number, wait_ms))
+    return JobSubmitted(id=f"j{number:06}", command=TRUE, request=a_request(number, wait_ms))
 
 
 class FullGrid:
@@ -114,10 +114,10 @@ class FullGrid:
     def __init__(self, waiting: int) -> None:
         self.now = 0
         self.numbers = count()
-        nodes = [Node(f"n{at}", capacity=Capacity(16_000, 2**36), offer_ms=DAY_MS) for at in range(NODES)]
+        nodes = [Node(name=f"n{at}", capacity=Capacity(16_000, 2**36), offer_ms=DAY_MS) for at in range(NODES)]
         self.ledger = Ledger(nodes)
         for node in nodes:
-            self.handle(HeartbeatReceived(node.name, Usage()))
+            self.handle(HeartbeatReceived(name=node.name, usage=Usage()))
         while len(self.ledger.waiting) < waiting:
             self.submit_one()
 
@@ -136,7 +136,7 @@ class FullGrid:
         attempt = job.attempt
         assert attempt is not None
         self.now += 10
-        return self.handle(AttemptEnded(job.uid, attempt.number, attempt.fence, DONE, pid=1))
+        return self.handle(AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=DONE, pid=1))
 
 
 ENDINGS: dict[str, Event] = {
@@ -144,7 +144,7 @@ ENDINGS: dict[str, Event] = {
     "is stopped": NodeStopped("big"),
     "is lost": TimePassed(),
     "is named by the config no more": NodeForgotten("big"),
-    "comes back after a reboot": AttemptsListed("big", (), "boot-2", "dir-1"),
+    "comes back after a reboot": AttemptsListed(node="big", attempts=(), boot="boot-2", machine="dir-1"),
 }
 
 
@@ -153,15 +153,22 @@ class LendingNode:
 
     def __init__(self) -> None:
         self.now = 0
-        self.ledger = Ledger([Node("big", capacity=Capacity(LENT * 1000, 2**50), hold_ms=15_000, offer_ms=DAY_MS)])
-        for event in (HeartbeatReceived("big", Usage()), AttemptsListed("big", (), "boot-1", "dir-1")):
+        self.ledger = Ledger([Node(name="big", capacity=Capacity(LENT * 1000, 2**50), hold_ms=15_000, offer_ms=DAY_MS)])
+        for event in (
+            HeartbeatReceived(name="big", usage=Usage()),
+            AttemptsListed(node="big", attempts=(), boot="boot-1", machine="dir-1"),
+        ):
             step(self.ledger, event, self.now)
         for number in range(LENT):
-            request = Request(f"r{number:06}", f"user{number % 5}", Amounts(1000, 2**30))
-            step(self.ledger, JobSubmitted(f"j{number:06}", TRUE, request), self.now)
+            request = Request(id=f"r{number:06}", user=f"user{number % 5}", ask=Amounts(1000, 2**30))
+            step(self.ledger, JobSubmitted(id=f"j{number:06}", command=TRUE, request=request), self.now)
         for job in list(self.ledger.jobs.values()):
             assert job.attempt is not None
-            step(self.ledger, AttemptStarted(job.uid, job.attempt.number, job.attempt.fence, 1), self.now)
+            step(
+                self.ledger,
+                AttemptStarted(uid=job.uid, number=job.attempt.number, fence=job.attempt.fence, pid=1),
+                self.now,
+            )
         for number in range(LENT, LENT + LONG):
             step(self.ledger, a_submission(number), self.now)
 
@@ -212,8 +219,8 @@ async def _expire(folder: Path, waits: int, event: Callable[[int, int], Event]) 
     await grid.start()
     for at in range(NODES):
         name = f"n{at}"
-        await grid.handle(NodeDeclared(Node(name, capacity=Capacity(16_000, 2**36), offer_ms=DAY_MS)))
-        await grid.handle(HeartbeatReceived(name, Usage()))
+        await grid.handle(NodeDeclared(Node(name=name, capacity=Capacity(16_000, 2**36), offer_ms=DAY_MS)))
+        await grid.handle(HeartbeatReceived(name=name, usage=Usage()))
     await grid.handle_all(a_submission(10**6 + number) for number in range(400))
     await grid.handle_all(event(number, WAIT_MS) for number in range(waits))
     assert len(grid.ledger.due_by(WAIT_MS + clock.now_ms(), waits)) == waits

@@ -132,26 +132,26 @@ class MixedQueue:
         self.numbers = count()
         self._vary = vary
         nodes = [
-            Node(name, capacity=Capacity(16_000, 2**36), offer_ms=DAY_MS, tags=tuple(_TAGS), labels=())
+            Node(name=name, capacity=Capacity(16_000, 2**36), offer_ms=DAY_MS, tags=tuple(_TAGS), labels=())
             for name in _NODES
         ]
         self.ledger = Ledger(nodes)
         for node in nodes:
-            self._step(HeartbeatReceived(node.name, Usage()))
+            self._step(HeartbeatReceived(name=node.name, usage=Usage()))
         for number in range(NODES * 16):
-            self._submit(Request(f"s{number}", f"user{number % 5}", Amounts(1000, 2**30)))
+            self._submit(Request(id=f"s{number}", user=f"user{number % 5}", ask=Amounts(1000, 2**30)))
         gc.collect()
         self.filling_s = sum(self.submit_next() for _ in range(waiting))
 
     def submit_next(self) -> float:
         number = next(self.numbers)
-        request = Request(f"r{number:06}", f"user{number % 5}", Amounts(1000, 2**30), wait_ms=DAY_MS)
+        request = Request(id=f"r{number:06}", user=f"user{number % 5}", ask=Amounts(1000, 2**30), wait_ms=DAY_MS)
         return self._submit(self._vary(request, number))
 
     def _submit(self, request: Request) -> float:
         self.now += 10
         began = time.thread_time()
-        step(self.ledger, JobSubmitted(f"j{request.id}", TRUE, request), self.now)
+        step(self.ledger, JobSubmitted(id=f"j{request.id}", command=TRUE, request=request), self.now)
         lease_id = self.ledger.by_request.get(request.id, "")
         lease = self.ledger.leases.get(lease_id) or next(reversed(self.ledger.leases.values()))
         estimate_newcomer_start(self.ledger, lease, self.now)
@@ -163,7 +163,7 @@ class MixedQueue:
         attempt = job.attempt
         assert attempt is not None
         self.now += 10
-        return self._step(AttemptEnded(job.uid, attempt.number, attempt.fence, DONE, pid=1))
+        return self._step(AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=DONE, pid=1))
 
     def _step(self, event: Event) -> float:
         began = time.thread_time()

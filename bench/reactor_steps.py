@@ -28,13 +28,13 @@ def measure() -> list[Line]:
 
 
 def _pairs_per_second(nodes: int) -> float:
-    ledger = Ledger(Node(f"n{i}", capacity=Capacity(16_000, 2**36)) for i in range(nodes))
+    ledger = Ledger(Node(name=f"n{i}", capacity=Capacity(16_000, 2**36)) for i in range(nodes))
     for i in range(nodes):
-        step(ledger, HeartbeatReceived(f"n{i}", Usage()), 0)
+        step(ledger, HeartbeatReceived(name=f"n{i}", usage=Usage()), 0)
     held: list[str] = []
     began = time.perf_counter()
     for i in range(PAIRS):
-        answer = step(ledger, LeaseAsked(Request(f"r{i}", "u", Amounts(1000, 2**30))), i).answer
+        answer = step(ledger, LeaseAsked(Request(id=f"r{i}", user="u", ask=Amounts(1000, 2**30))), i).answer
         assert isinstance(answer, LeaseAnswer)
         held.append(answer.lease.id)
         if len(held) > HELD:

@@ -94,10 +94,28 @@ def _ended_job(number: int, now: int) -> Job:
     """One of some commands, with a number that differs from run to run."""
     command = Command(("tool", ("align", "sort", "merge", "call")[number % COMMANDS], "--size", str(number % 97)))
     outcome = Outcome(Ending.EXITED, 0, cpu_ms=900, max_memory_bytes=(200 + number % 97) * MB, wall_ms=1_000)
-    attempt = Attempt(1, f"u{number}.1", "n1", 1, now, now, now, outcome=outcome, pid=1)
-    request = Request(f"u{number}", "ann", Amounts(cpu_milli=1000))
+    attempt = Attempt(
+        number=1,
+        lease_id=f"u{number}.1",
+        node="n1",
+        fence=1,
+        assigned_at_ms=now,
+        started_at_ms=now,
+        ended_at_ms=now,
+        outcome=outcome,
+        pid=1,
+    )
+    request = Request(id=f"u{number}", user="ann", ask=Amounts(cpu_milli=1000))
     estimate = JobEstimate(input_bytes=number % 89)
-    return Job(f"u{number}", f"j{number}", command, request, now, attempts=(attempt,), estimate=estimate)
+    return Job(
+        uid=f"u{number}",
+        id=f"j{number}",
+        command=command,
+        request=request,
+        submitted_at_ms=now,
+        attempts=(attempt,),
+        estimate=estimate,
+    )
 
 
 def _job_seconds(state_dir: StateDir) -> float:

@@ -42,11 +42,11 @@ BEGIN_MS, WALL_MS = 1_000_000_000, 20_000 * 86_400_000
 HAS = WorkerResources(4000, 16 * GB)
 TYPES = tuple(
     Worker(
-        "",
-        "bench",
-        kind,
-        WorkerResources(cores * 1000, 4 * cores * GB, gpus),
-        0,
+        id="",
+        provider="bench",
+        worker_type=kind,
+        resources=WorkerResources(cores * 1000, 4 * cores * GB, gpus),
+        created_at_ms=0,
         offer=f"{kind}-{cores}",
         price_micro=price,
     )
@@ -81,7 +81,7 @@ def measure() -> list[Line]:
     for what, request, policy in (
         ("tasks of a few shapes", few_shapes, SchedulingPolicy()),
         ("tasks of 10,000 shapes", own_shapes, SchedulingPolicy()),
-        ("tasks under quotas", few_shapes, SchedulingPolicy(quotas=(Quota("u0", cpu_milli=10**9),))),
+        ("tasks under quotas", few_shapes, SchedulingPolicy(quotas=(Quota(name="u0", cpu_milli=10**9),))),
         ("gangs of eight", gangs, SchedulingPolicy()),
     ):
         grid = ScaledGrid(policy)
@@ -108,17 +108,29 @@ class ScaledGrid:
         names = [f"worker-{number}" for number in range(WORKERS)]
         state = WorkerState.JOINED
         rows: list[Row] = [
-            Worker(name, "bench", "cpu", HAS, 1, offer="cpu-4", price_micro=100_000, state=state, joined_at_ms=1)
+            Worker(
+                id=name,
+                provider="bench",
+                worker_type="cpu",
+                resources=HAS,
+                created_at_ms=1,
+                offer="cpu-4",
+                price_micro=100_000,
+                state=state,
+                joined_at_ms=1,
+            )
             for name in names
         ]
-        self.ledger.apply([*rows, Spending("bench", WALL_MS // 86_400_000, 0, self.now)])
+        self.ledger.apply(
+            [*rows, Spending(provider="bench", day=WALL_MS // 86_400_000, spent_micro=0, as_of_ms=self.now)]
+        )
         for name in names:
             capacity = Capacity(HAS.cpu_milli, HAS.memory_bytes)
-            self.handle(NodeDeclared(Node(name, capacity=capacity, host="joined", joined=True)))
-            self.handle(HeartbeatReceived(name, Usage()))
+            self.handle(NodeDeclared(Node(name=name, capacity=capacity, host="joined", joined=True)))
+            self.handle(HeartbeatReceived(name=name, usage=Usage()))
         self.handle(PolicySet(policy))
         self.handle(WorkerRulesSet(WorkerRules(budget_per_hour_micro=10**12, budget_per_day_micro=10**14)))
-        self.handle(ScalingRulesSet(ScalingRules("bench", max_workers=2 * WORKERS, types=TYPES)))
+        self.handle(ScalingRulesSet(ScalingRules(provider="bench", max_workers=2 * WORKERS, types=TYPES)))
 
     def handle(self, event: Event) -> None:
         step(self.ledger, event, self.now)
@@ -126,7 +138,9 @@ class ScaledGrid:
     def fill(self) -> None:
         """Lend everything."""
         for number in range(WORKERS):
-            self.handle(LeaseAsked(Request(f"full{number}", "u9", Amounts(cpu_milli=4000, memory_bytes=15 * GB))))
+            self.handle(
+                LeaseAsked(Request(id=f"full{number}", user="u9", ask=Amounts(cpu_milli=4000, memory_bytes=15 * GB)))
+            )
 
     def queue(self, request: Callable[[int], Request]) -> None:
         for number in range(TASKS):
@@ -151,4 +165,4 @@ class ScaledGrid:
 
 def _request(number: int, cores: int = 1, memory_gb: int = 1) -> Request:
     ask = Amounts(cpu_milli=1000 * cores, memory_bytes=memory_gb * GB)
-    return Request(f"task{number}", f"u{number % 5}", ask, wait_ms=86_400_000)
+    return Request(id=f"task{number}", user=f"u{number % 5}", ask=ask, wait_ms=86_400_000)

@@ -40,7 +40,11 @@ class SimulatedAgents:
         node = f"n{number}"
         async with await self.connect(node) as connection:
             await connection.send(
-                wire.encode(wire.AgentHello(wire.PROTOCOL, __version__, node, (), CAPACITY, boot="x"))
+                wire.encode(
+                    wire.AgentHello(
+                        protocol=wire.PROTOCOL, version=__version__, node=node, attempts=(), capacity=CAPACITY, boot="x"
+                    )
+                )
             )
             sent: dict[int, float] = {}
             beating: asyncio.Task[None] | None = None
@@ -56,10 +60,18 @@ class SimulatedAgents:
                     self.starts.append((message.job_id, time.perf_counter()))
                     outcome = Outcome(Ending.EXITED, exit_code=0)
                     await connection.send(
-                        wire.encode(wire.AttemptStartedReport(1, message.lease_id, message.fence, 1, ()))
+                        wire.encode(
+                            wire.AttemptStartedReport(
+                                seq=1, lease_id=message.lease_id, fence=message.fence, pid=1, cores=()
+                            )
+                        )
                     )
                     await connection.send(
-                        wire.encode(wire.AttemptEndedReport(2, message.lease_id, message.fence, outcome))
+                        wire.encode(
+                            wire.AttemptEndedReport(
+                                seq=2, lease_id=message.lease_id, fence=message.fence, outcome=outcome
+                            )
+                        )
                     )
             if beating is not None:
                 beating.cancel()
@@ -81,8 +93,13 @@ class SimulatedAgents:
             number += 1
             sent[number] = time.perf_counter()
             used = draw.randrange(1000)
-            usage = Usage(used, used, draw.randrange(16 * 1024**3), draw.randrange(8 * 1024**3))
-            await connection.send(wire.encode(wire.Heartbeat(node, usage, number)))
+            usage = Usage(
+                cpu_busy_milli=used,
+                cpu_outside_milli=used,
+                memory_bytes=draw.randrange(16 * 1024**3),
+                memory_outside_bytes=draw.randrange(8 * 1024**3),
+            )
+            await connection.send(wire.encode(wire.Heartbeat(node=node, usage=usage, beat=number)))
             await asyncio.sleep(BEAT_SECONDS)
 
     async def answer(self) -> None:

@@ -50,7 +50,7 @@ def measure() -> list[Line]:
 def _nodes() -> list[Node]:
     random = Random("nodes")
     sizes = [random.choice((8, 16, 16, 32)) for _ in range(NODES)]
-    return [Node(f"n{i}", capacity=Capacity(1000 * cores, 4 * cores * GB)) for i, cores in enumerate(sizes)]
+    return [Node(name=f"n{i}", capacity=Capacity(1000 * cores, 4 * cores * GB)) for i, cores in enumerate(sizes)]
 
 
 def _work() -> list[LoggedJob]:
@@ -61,12 +61,12 @@ def _work() -> list[LoggedJob]:
         cores = random.choice((1, 2, 4, 4, 8))
         run_ms = round(random.lognormvariate(10.45, 0.6) * 1000)
         request = Request(
-            f"job{number}",
-            f"user{random.randrange(20)}",
-            Amounts(1000 * cores, 3 * cores * GB),
-            random.choice((Priority.LOW, Priority.MEDIUM, Priority.MEDIUM, Priority.HIGH)),
+            id=f"job{number}",
+            user=f"user{random.randrange(20)}",
+            ask=Amounts(1000 * cores, 3 * cores * GB),
+            priority=random.choice((Priority.LOW, Priority.MEDIUM, Priority.MEDIUM, Priority.HIGH)),
             wait_ms=PATIENT_MS,
             expects_ms=round(run_ms * random.uniform(1, 5)),
         )
-        work.append(LoggedJob(random.randrange(DAY_MS), request, run_ms))
+        work.append(LoggedJob(at_ms=random.randrange(DAY_MS), request=request, run_ms=run_ms))
     return sorted(work, key=lambda one: one.at_ms)

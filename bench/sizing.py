@@ -261,10 +261,10 @@ def _attempts(predictor: TaskPredictor, tasks: Tasks, i: int, costs: Costs) -> l
 def _run(tasks: Tasks, i: int, *, attempt: int, limit: int = 0) -> TaskRun:
     """A task as it is recorded; with a limit, an attempt that ran over it."""
     return TaskRun(
-        f"task-{i}",
-        attempt,
-        "user",
-        "type",
+        task_id=f"task-{i}",
+        attempt=attempt,
+        user="user",
+        key="type",
         input_bytes=int(tasks.input_bytes[i]),
         memory_bytes=limit or int(tasks.used_bytes[i]),
         run_ms=0 if limit else int(tasks.run_ms[i]),

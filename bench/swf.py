@@ -57,7 +57,7 @@ class SwfJob(NamedTuple):
     def request(self) -> Request:
         ask = Amounts(cpu_milli=1000 * self.processors)
         term_ms = 1000 * self.estimate_s
-        return Request(f"r{self.number}", self.user, ask, wait_ms=MAX_DURATION_MS, duration_ms=term_ms)
+        return Request(id=f"r{self.number}", user=self.user, ask=ask, wait_ms=MAX_DURATION_MS, duration_ms=term_ms)
 
 
 class Waits(NamedTuple):
@@ -102,18 +102,18 @@ class Jobs:
     """Everybody submits a job, as `grid run-shared` does; its lease has the estimate as its term."""
 
     def ask(self, job: SwfJob) -> Event:
-        return JobSubmitted(f"j{job.number}", TRUE, job.request)
+        return JobSubmitted(id=f"j{job.number}", command=TRUE, request=job.request)
 
     def end(self, job: SwfJob, lease: Lease) -> Event:
         outcome = Outcome(Ending.EXITED, exit_code=0, wall_ms=1000 * job.run_s)
-        return AttemptEnded(job.request.id, 1, lease.fence, outcome, pid=1)
+        return AttemptEnded(uid=job.request.id, number=1, fence=lease.fence, outcome=outcome, pid=1)
 
 
 def replay(jobs: list[SwfJob], way: LeasesAlone | Jobs) -> Waits:
     """Let every job be asked for at its time, and end when it has run for as long as it did."""
-    node = Node("sp2", capacity=Capacity(1000 * PROCESSORS, 2**40), offer_ms=MAX_DURATION_MS)
+    node = Node(name="sp2", capacity=Capacity(1000 * PROCESSORS, 2**40), offer_ms=MAX_DURATION_MS)
     ledger = Ledger([node])
-    step(ledger, HeartbeatReceived("sp2", Usage()), 0)
+    step(ledger, HeartbeatReceived(name="sp2", usage=Usage()), 0)
     by_id = {job.request.id: job for job in jobs}
     ends: list[tuple[int, int, SwfJob, Lease]] = []
     started: dict[int, int] = {}

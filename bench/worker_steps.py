@@ -22,7 +22,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Command
-from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.leases import NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
@@ -41,7 +41,14 @@ BAR_MS = 50
 
 def measure() -> list[Line]:
     """The longest step of each story."""
-    new = Worker("worker-new", "scripted", "cpu", WorkerResources(), 0, price_micro=1)
+    new = Worker(
+        id="worker-new",
+        provider="scripted",
+        worker_type="cpu",
+        resources=WorkerResources(),
+        created_at_ms=0,
+        price_micro=1,
+    )
     stories: list[tuple[str, Ledger, Iterable[Event]]] = [
         ("all launches are overdue", many_workers(WORKERS, WorkerState.ASKED), [WallTimePassed(LATER_MS)]),
         ("all joins are overdue", many_workers(WORKERS, WorkerState.BOOTING), [WallTimePassed(LATER_MS)]),
@@ -78,9 +85,15 @@ def pull_workers() -> Ledger:
     ledger = Ledger()
     for number in range(TASKS):
         ask = Amounts(cpu_milli=1000)
-        request = Request(f"t{number}", "ana", ask, runs_on=WorkerKind.PULL, strategy=Strategy.FITTEST)
-        step(ledger, JobSubmitted(f"t{number}", Command((), payload='{"type": "probe"}'), request), LATER_MS)
+        request = Request(id=f"t{number}", user="ana", ask=ask, runs_on=NodeKind.PULL, strategy=Strategy.FITTEST)
+        step(
+            ledger,
+            JobSubmitted(id=f"t{number}", command=Command((), payload='{"type": "probe"}'), request=request),
+            LATER_MS,
+        )
     for number in range(PULL_WORKERS):
-        node = Node(f"w{number}", capacity=Capacity(4000, 16 * GB), host=PULL_HOST, hold_ms=60_000, incarnation="one")
+        node = Node(
+            name=f"w{number}", capacity=Capacity(4000, 16 * GB), host=PULL_HOST, hold_ms=60_000, incarnation="one"
+        )
         step(ledger, PullWorkerRegistered(node, Usage()), LATER_MS)
     return ledger

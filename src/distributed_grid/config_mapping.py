@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def nodes_from(config: ClusterConfig, machine: Capacity) -> list[Node]:
-    """The nodes a config declares; what a local one has is detected unless its declaration is trusted.
+    """The nodes of a config; the capacity of a local one is detected unless its declaration is trusted.
 
     The machine's own GPUs belong to its one node; where several share the machine, only declared ones count.
     """
@@ -70,16 +70,16 @@ def owner_rules(config: ClusterConfig, node: NodeConfig) -> OwnerRules | None:
     if policy is None or limits is None or config.is_simulated(node):
         return None
     return OwnerRules(
-        limits.cpu_busy_max_milli,
-        limits.memory_used_max_milli,
-        limits.memory_min_bytes,
-        limits.gpu_busy_max_milli,
-        limits.gpu_memory_min_bytes,
-        policy.throttle,
-        policy.pause,
-        policy.evict,
-        round(1000 * policy.notice_seconds),
-        round(1000 * policy.grace_seconds),
+        cpu_busy_max_milli=limits.cpu_busy_max_milli,
+        memory_used_max_milli=limits.memory_used_max_milli,
+        memory_min_bytes=limits.memory_min_bytes,
+        gpu_busy_max_milli=limits.gpu_busy_max_milli,
+        gpu_memory_min_bytes=limits.gpu_memory_min_bytes,
+        throttle=policy.throttle,
+        pause=policy.pause,
+        evict=policy.evict,
+        notice_ms=round(1000 * policy.notice_seconds),
+        grace_ms=round(1000 * policy.grace_seconds),
     )
 
 
@@ -90,9 +90,9 @@ def rebalance_rules(config: ClusterConfig) -> RebalanceRules | None:
         return None
     marks = sharing.pressure
     return RebalanceRules(
-        SharingMode(sharing.mode),
-        SHARING_POLICIES[sharing.policy],
-        round(1000 * sharing.rebalance_interval_seconds),
+        mode=SharingMode(sharing.mode),
+        policy=SHARING_POLICIES[sharing.policy],
+        interval_ms=round(1000 * sharing.rebalance_interval_seconds),
         memory=Watermarks(_milli(marks.memory_high), _milli(marks.memory_low)),
         cpu=Watermarks(_milli(marks.cpu_high), _milli(marks.cpu_low)),
         gpu=Watermarks(_milli(marks.gpu_high), _milli(marks.gpu_low)),
@@ -104,12 +104,12 @@ def offload_rules(config: ClusterConfig) -> OffloadRules:
     """When work leaves a node by itself."""
     auto = config.resource_sharing.auto_offload
     return OffloadRules(
-        auto.enabled,
-        _milli(auto.cpu_high),
-        _milli(auto.memory_high),
-        _milli(auto.gpu_high),
-        round(1000 * auto.check_interval_seconds),
-        round(1000 * auto.cooldown_seconds),
+        enabled=auto.enabled,
+        cpu_high=_milli(auto.cpu_high),
+        memory_high=_milli(auto.memory_high),
+        gpu_high=_milli(auto.gpu_high),
+        interval_ms=round(1000 * auto.check_interval_seconds),
+        cooldown_ms=round(1000 * auto.cooldown_seconds),
     )
 
 
@@ -122,13 +122,13 @@ def scheduling_policy(config: ClusterConfig) -> SchedulingPolicy:
         weights=tuple(sorted((who, max(_milli(weight), 1)) for who, weight in fairness.weights.items())),
         quotas=tuple(
             Quota(
-                name,
-                quota.members,
-                quota.cpu_milli,
-                quota.memory_bytes,
-                quota.gpu_milli,
-                tuple(sorted(quota.custom.items())),
-                quota.job_count,
+                name=name,
+                members=quota.members,
+                cpu_milli=quota.cpu_milli,
+                memory_bytes=quota.memory_bytes,
+                gpu_milli=quota.gpu_milli,
+                custom=tuple(sorted(quota.custom.items())),
+                leases=quota.job_count,
             )
             for name, quota in sorted(config.quotas.items())
         ),
@@ -153,7 +153,7 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
         custom=normalized_custom(sharing.max_share_custom) if sharing.max_share_custom else None,
     )
     return Node(
-        node.name,
+        name=node.name,
         capacity=NOTHING if machine is None or not node.is_local else _local_capacity(config, node, machine),
         caps=caps,
         thresholds=_thresholds(config.thresholds_for(node), cluster.pressure.excess or 0.0),
@@ -173,13 +173,13 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
 
 
 def _local_capacity(config: ClusterConfig, node: NodeConfig, machine: Capacity) -> Capacity:
-    """What a node of this machine has; the declaration of a simulated one counts."""
+    """Capacity of a node of this machine; the declaration of a simulated one counts."""
     trusted = node.trust_declared or config.is_simulated(node)
     return effective_capacity(replace(node, trust_declared=trusted), machine)
 
 
 def effective_capacity(node: NodeConfig, found: Capacity) -> Capacity:
-    """What counts as a node's capacity: what was found there, unless its declaration is trusted.
+    """Effective capacity of a node: the one found there, unless its declaration is trusted.
 
     GPUs that are declared and not found count only on trust, on other machines; custom resources are always declared.
     """
@@ -226,15 +226,15 @@ def scaling_rules(config: ClusterConfig) -> ScalingRules:
     """When workers are started and given back; which ones there are is the provider's to say."""
     scaling = config.scaling
     return ScalingRules(
-        scaling.provider or "",
-        scaling.min_workers,
-        scaling.max_workers,
-        _milli(scaling.target_utilization),
-        _milli(scaling.scale_up_threshold),
-        _milli(scaling.scale_down_threshold),
-        round(1000 * scaling.evaluation_window_seconds),
-        round(1000 * scaling.scale_up_cooldown_seconds),
-        round(1000 * scaling.scale_down_cooldown_seconds),
+        provider=scaling.provider or "",
+        min_workers=scaling.min_workers,
+        max_workers=scaling.max_workers,
+        target_milli=_milli(scaling.target_utilization),
+        up_milli=_milli(scaling.scale_up_threshold),
+        down_milli=_milli(scaling.scale_down_threshold),
+        window_ms=round(1000 * scaling.evaluation_window_seconds),
+        up_cooldown_ms=round(1000 * scaling.scale_up_cooldown_seconds),
+        down_cooldown_ms=round(1000 * scaling.scale_down_cooldown_seconds),
     )
 
 

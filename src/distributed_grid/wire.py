@@ -5,8 +5,8 @@ outbox until its number is acknowledged, and is sent again after a reconnection.
 has a number, the reply names that number and a duration, and the agent counts the duration from when it sent that
 heartbeat. A stream sends no more bytes than it was given credit for.
 
-Every field has a bound in its type, and the largest message of each type fits into `MAX_MESSAGE_BYTES`. What can be
-longer is sent in pages, each of which says whether there is `more`; it counts only when the last one is there.
+Every field has a bound in its type, and the largest message of each type fits into `MAX_MESSAGE_BYTES`. Longer
+lists are sent in pages, each of which says whether there is `more`; they count only when the last one is there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from distributed_grid.domain.jobs import MAX_RUN_MS, Command, Outcome
+from distributed_grid.domain.jobs import MAX_RUN_MS, Command, Ending, Outcome
 from distributed_grid.domain.leases import MAX_EPOCH, MAX_FENCE
 from distributed_grid.domain.nodes import MAX_GPUS, Milli, Usage
 from distributed_grid.domain.processes import ProcessIdentity, ProcessInfo, ProcessLook
@@ -88,7 +88,7 @@ class ReportedGpu(Struct, frozen=True):
 
 
 class ReportedCapacity(Struct, frozen=True):
-    """What an agent's machine has."""
+    """Resources of an agent's machine."""
 
     cpu_milli: Annotated[int, Meta(ge=0, le=10**9)] = 0
     memory_bytes: Amount = 0
@@ -105,7 +105,7 @@ class ReportedCapacity(Struct, frozen=True):
         return Capacity(self.cpu_milli, self.memory_bytes, tuple(gpus), self.custom)
 
 
-class AgentHello(_FromAgent, frozen=True):
+class AgentHello(_FromAgent, frozen=True, kw_only=True):
     """First message of an agent: the attempts it has a record of (by lease id), the capacity of its machine, the
     highest control-plane epoch it has seen, the boot id of the machine, and a name for the machine and the directory
     that the attempts are recorded in. Attempts beyond the first page follow in `AttemptsPage`, before anything else.
@@ -165,7 +165,7 @@ class PendingClockJump(Struct, frozen=True):
     waits_ms: Milliseconds
 
 
-class Heartbeat(_FromAgent, frozen=True):
+class Heartbeat(_FromAgent, frozen=True, kw_only=True):
     """Periodic measurement; `yields` says that the agent gives way to the owner now. `marks` are checkpoints that the
     control plane may not know of yet. `capacity` is what the machine has, detected anew, where that was asked for.
     `end` is repeated with every heartbeat from when the agent has heard of it: so a control plane that was away hears
@@ -187,7 +187,7 @@ class Heartbeat(_FromAgent, frozen=True):
     outgrown: Annotated[tuple[HeldMemory, ...], Meta(max_length=MAX_OUTGROWN)] = ()
 
 
-class AttemptStartedReport(_FromAgent, frozen=True):
+class AttemptStartedReport(_FromAgent, frozen=True, kw_only=True):
     """The command of an attempt runs; `pid_start` is when its process began, in clock ticks since boot."""
 
     seq: Count
@@ -208,7 +208,7 @@ class AttemptPausedReport(_FromAgent, frozen=True):
     detail: Text = ""
 
 
-class AttemptEndedReport(_FromAgent, frozen=True):
+class AttemptEndedReport(_FromAgent, frozen=True, kw_only=True):
     """An attempt is over, its whole process tree gone. The start of a short one is reported together with its end.
     `mark_age_ms` is how long before its end it last marked a checkpoint; None is never."""
 
@@ -266,7 +266,7 @@ class FileChunk(_FromAgent, frozen=True):
     at: Count = 0
 
 
-class FileListing(_FromAgent, frozen=True):
+class FileListing(_FromAgent, frozen=True, kw_only=True):
     """Answer to `ListFiles`, in pages: a manifest (`trees/manifest.py`), and what was skipped."""
 
     stream: Count
@@ -315,7 +315,7 @@ class Ticket(Struct, frozen=True):
         return "Ticket(...)"
 
 
-class MemoryServedReport(_FromAgent, frozen=True):
+class MemoryServedReport(_FromAgent, frozen=True, kw_only=True):
     """The memory server of a node is up: its endpoint, the key that signs tickets, and the copies it has in memory and
     on disk. Copies beyond the first page follow in `CopiesPage`."""
 
@@ -374,7 +374,7 @@ class MemoryQuery(_FromAgent, frozen=True):
     body: Annotated[bytes, Meta(max_length=MAX_QUERY_BYTES)]
 
 
-class Welcome(_ToAgent, frozen=True):
+class Welcome(_ToAgent, frozen=True, kw_only=True):
     """The control plane accepts the agent, and sends its settings."""
 
     protocol: Annotated[int, Meta(ge=0, lt=2**31)]
@@ -397,7 +397,7 @@ class ControlPlaneAddress(_ToAgent, frozen=True):
     socket: Annotated[str, Meta(max_length=4096)] = ""
 
 
-class OwnerRules(Struct, frozen=True):
+class OwnerRules(Struct, frozen=True, kw_only=True):
     """Yielding to the owner: the thresholds of outside use, and the steps that are allowed."""
 
     cpu_busy_max_milli: Milli
@@ -418,7 +418,7 @@ class RejectAgent(_ToAgent, frozen=True):
     message: Text
 
 
-class HeartbeatReply(_ToAgent, frozen=True):
+class HeartbeatReply(_ToAgent, frozen=True, kw_only=True):
     """A heartbeat arrived: attempts may run for `hold_ms` more, counted from when it was sent (0: without end). It is
     sent at once, whether or not anything can be stored.
 
@@ -444,7 +444,7 @@ class AcknowledgeMarks(_ToAgent, frozen=True):
     beat: Count
 
 
-class StartAttemptOrder(_ToAgent, frozen=True):
+class StartAttemptOrder(_ToAgent, frozen=True, kw_only=True):
     """Run a command under a lease; `beat` and `hold_ms` say until when this order is valid. `checkpoint` is the
     manifest of what the job's last attempt has left in its checkpoint directory. The command must not be executed later
     than `start_by_ms` after the heartbeat `beat` was sent (0: at any time); while files are being fetched, not later
@@ -473,7 +473,7 @@ class StopAttemptOrder(_ToAgent, frozen=True):
 
     lease_id: Id
     fence: Fence
-    ending: Name
+    ending: Ending
     detail: Text
     grace_ms: Count
 
@@ -534,7 +534,7 @@ class AcknowledgeReport(_ToAgent, frozen=True):
     seq: Count
 
 
-class ReadFile(_ToAgent, frozen=True):
+class ReadFile(_ToAgent, frozen=True, kw_only=True):
     """Send a file of an attempt from an offset on (or from so far before its end), as far as the credit goes."""
 
     stream: Count
@@ -558,7 +558,7 @@ class CloseStream(_ToAgent, frozen=True):
     stream: Count
 
 
-class ListFiles(_ToAgent, frozen=True):
+class ListFiles(_ToAgent, frozen=True, kw_only=True):
     """List the files of an attempt's working directory that match these patterns. With `tree` all of the directory is
     listed, also directories and links, and files with their digests; the id of an open move names the directory that
     its original runs in. With `checkpoint` it is all of the attempt's checkpoint directory, without digests."""

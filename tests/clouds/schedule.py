@@ -59,8 +59,8 @@ class CloudSchedule:
         days = [300_000, 500_000, 900_000] if self.is_long else [None, 500_000, 1_500_000, 4_000_000]
         cores = choose([6_000, 12_000, 24_000]) if self.random.random() < 0.4 else None
         return WorkerRules(
-            choose([None, 250_000, 1_300_000]),
-            choose([*days, None]) if cores else choose(days),
+            budget_per_hour_micro=choose([None, 250_000, 1_300_000]),
+            budget_per_day_micro=choose([*days, None]) if cores else choose(days),
             consistency_ms=choose([30_000, 60_000]),
             core_hour_budgets={provider: cores} if cores else {},
         )
@@ -130,7 +130,7 @@ class CloudSchedule:
             return
         node = self.random.choice(joined).node
         self._leases += 1
-        request = Request(f"lease-{self._leases}", "ada", Amounts(500, 1 << 28), require=(node,), wait_ms=0)
+        request = Request(id=f"lease-{self._leases}", user="ada", ask=Amounts(500, 1 << 28), require=(node,), wait_ms=0)
         self._try(LeaseAsked(request), f"{request.id} on {node}")
 
     def _release(self) -> None:

@@ -233,9 +233,9 @@ class CloudWorld:
     def _hear(self, worker_id: str) -> None:
         has = self.plane.ledger.workers[worker_id].resources
         if worker_id not in self.plane.ledger.nodes:
-            node = Node(worker_id, capacity=Capacity(has.cpu_milli, has.memory_bytes), host="joined")
+            node = Node(name=worker_id, capacity=Capacity(has.cpu_milli, has.memory_bytes), host="joined")
             self.plane.handle(NodeDeclared(node))
-        self.plane.handle(HeartbeatReceived(worker_id, Usage()))
+        self.plane.handle(HeartbeatReceived(name=worker_id, usage=Usage()))
 
     def _power_off(self, machine: Machine) -> None:
         self.note(f"{machine.worker_id} ends itself")

@@ -94,9 +94,22 @@ class Impostor:
         """Welcome an agent as its control plane would, and let it run a command."""
         hello = wire.decode_from_agent(bytes(connection.recv(decode=False)))
         assert isinstance(hello, wire.AgentHello)
-        connection.send(wire.encode(wire.Welcome(wire.PROTOCOL, "9.9.9", EPOCH, 60_000, 500)))
+        connection.send(
+            wire.encode(
+                wire.Welcome(protocol=wire.PROTOCOL, version="9.9.9", epoch=EPOCH, hold_ms=60_000, heartbeat_ms=500)
+            )
+        )
         command = Command(("touch", str(self.obeyed)))
-        order = wire.StartAttemptOrder(hello.node, "evil.1", 999_999, "evil", command, Claim(), 60_000, boot_ms())
+        order = wire.StartAttemptOrder(
+            node=hello.node,
+            lease_id="evil.1",
+            fence=999_999,
+            job_id="evil",
+            command=command,
+            claim=Claim(),
+            hold_ms=60_000,
+            beat=boot_ms(),
+        )
         connection.send(wire.encode(order))
         for message in connection:
             self._record(bytes(message) if isinstance(message, bytes) else message.encode())

@@ -205,7 +205,9 @@ class LyingAgent:
                 messages = [stock.accepted() for _ in range(count - 2)]
                 tally.frames += len(messages) + 1
                 data = b"".join(_in_parts(mutator, one, masked=True) for one in messages)
-                nobody = wire.AttemptEndedReport(LAST_SEQ, "nobody.1", 1, Outcome(Ending.EXITED, exit_code=0))
+                nobody = wire.AttemptEndedReport(
+                    seq=LAST_SEQ, lease_id="nobody.1", fence=1, outcome=Outcome(Ending.EXITED, exit_code=0)
+                )
                 data += websocket.frame(wire.encode(nobody), masked=True)
                 is_last = answers.has(wire.AcknowledgeReport, lambda answer: answer.seq == LAST_SEQ)
                 assert not exchange(sock, data, is_last, pieces=fragments(rng)), "a valid message ended the link"
@@ -296,7 +298,9 @@ class LyingControlPlane:
                 messages = [stock.accepted() for _ in range(count - 1)]
                 data = websocket.frame(self._welcome(), masked=False)
                 data += b"".join(_in_parts(mutator, one, masked=False) for one in messages)
-                honest = wire.encode(wire.ReadFile(LAST_STREAM, "nobody.1", b"stdout", 0, 1))
+                honest = wire.encode(
+                    wire.ReadFile(stream=LAST_STREAM, lease_id="nobody.1", name=b"stdout", offset=0, credit=1)
+                )
                 data += websocket.frame(honest, masked=False)
                 is_last = answers.has(wire.FileChunk, lambda chunk: chunk.stream == LAST_STREAM)
                 assert not exchange(sock, data, is_last, pieces=fragments(rng)), "a valid message ended the link"
@@ -335,4 +339,6 @@ class LyingControlPlane:
         raise Hang(f"the agent did not dial again within {HANG_SECONDS:g} s")
 
     def _welcome(self) -> bytes:
-        return wire.encode(wire.Welcome(wire.PROTOCOL, __version__, 1, hold_ms=60_000, heartbeat_ms=200))
+        return wire.encode(
+            wire.Welcome(protocol=wire.PROTOCOL, version=__version__, epoch=1, hold_ms=60_000, heartbeat_ms=200)
+        )

@@ -15,7 +15,7 @@ from distributed_grid import __version__, wire
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 
-HELLO = wire.AgentHello(wire.PROTOCOL, __version__, "gpu1", boot="liar")
+HELLO = wire.AgentHello(protocol=wire.PROTOCOL, version=__version__, node="gpu1", boot="liar")
 
 
 async def connect(path: str) -> ClientConnection:
@@ -49,8 +49,10 @@ async def answers_to(path: str, *messages: bytes) -> str:
 async def main() -> None:
     path, lease, fence = sys.argv[1], sys.argv[2], int(sys.argv[3])
     hello = wire.encode(HELLO)
-    beat = wire.encode(wire.Heartbeat("gpu1", Usage(), 1))
-    lie = wire.encode(wire.AttemptEndedReport(1, lease, fence, Outcome(Ending.EXITED, exit_code=0)))
+    beat = wire.encode(wire.Heartbeat(node="gpu1", usage=Usage(), beat=1))
+    lie = wire.encode(
+        wire.AttemptEndedReport(seq=1, lease_id=lease, fence=fence, outcome=Outcome(Ending.EXITED, exit_code=0))
+    )
     outcomes = {
         "absurd capacity": await answers_to(
             path, wire.encode(replace(HELLO, capacity=wire.ReportedCapacity(10**30 % 2**62, 2**61)))

@@ -453,7 +453,7 @@ def who_is_not_declared_restartable_is_not_run_again_for_a_learned_limit(
 
 def a_lease_that_may_grow_is_as_large_as_its_attempt_says(watch: LedgerWatch, moment: ObservedStep) -> None:
     for row in moment.changes:
-        attempt = row.attempt if isinstance(row, Job) and not row.request.within else None
+        attempt = row.attempt if isinstance(row, Job) and not row.request.use_lease else None
         lease = watch.ledger.leases.get(attempt.lease_id) if attempt is not None else None
         if attempt is not None and lease is not None and lease.claim is not None:
             assert attempt.memory_limit_bytes == lease.claim.memory_bytes

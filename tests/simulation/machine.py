@@ -31,9 +31,6 @@ WATCHER_MS = 500
 SHIM_RETRY_MS = 1_000
 DISK_CHECK_MS, FLOOD_LIMIT_MS = 1_000, 15_000
 """How often an agent looks at its disk, and how long a flood may last while it does."""
-OVER_DISK_LIMIT = "over_disk_limit"
-ENDINGS = {"hold_expired": Ending.LOST, OVER_DISK_LIMIT: Ending.OVER_LIMIT}
-"""The endings of stops whose kind is no ending."""
 FLOOD_BYTES, RESERVE_BYTES = 10 << 30, 64 << 20
 USUAL_DRIFT, MAX_SKEW = 500, 15_000
 """By how many millionths a clock is usually off, and by how many at worst: the grace of a hold covers that."""
@@ -88,7 +85,7 @@ class SimulatedProcess:
         self.outcome: Outcome | None = None
         self.real_outcome: Outcome | None = None
         """How it has ended, also where no record of that is left."""
-        self.stop: tuple[str, str, int] | None = None
+        self.stop: tuple[Outcome, int] | None = None
         self.shim_is_stopped = False
         self.has_ended_unseen = False
         """Its command has ended while its shim was stopped."""
@@ -320,7 +317,8 @@ class Machine:
         sizes = {run.lease_id: run.written_bytes for run in self.running if run.runs and run.stop is None}
         worst = largest_writer(sizes, RESERVE_BYTES)
         if worst is not None:
-            self.stop(self.records[worst], OVER_DISK_LIMIT, "it fills the disk of its node", 0)
+            overrun = Outcome(Ending.OVER_LIMIT, detail="it fills the disk of its node", is_disk_overrun=True)
+            self.stop(self.records[worst], overrun, 0)
 
     # ------------------------------------------------------------------ running
 
@@ -380,7 +378,7 @@ class Machine:
         if run in self._stalled:
             self._stalled.remove(run)
         expired = Outcome(Ending.NEVER_STARTED, detail="not started in time", node_fault=True)
-        self._conclude(run, expired if run.stop is None else Outcome(Ending(run.stop[0]), detail=run.stop[1]))
+        self._conclude(run, expired if run.stop is None else run.stop[0])
 
     def _begin(self, run: SimulatedProcess) -> None:
         self.launching.pop(run.lease_id, None)
@@ -390,7 +388,7 @@ class Machine:
         run.begun = True
         now = self.boot_ms
         if run.stop is not None:
-            self._conclude(run, Outcome(Ending(run.stop[0]), detail=run.stop[1]))
+            self._conclude(run, run.stop[0])
             return
         if run.order.hold_ms and now >= self.holds_until(run):
             self._conclude(run, Outcome(Ending.LOST, detail="its hold expired: no answer from the control plane"))
@@ -496,19 +494,19 @@ class Machine:
             self.witness.hold_expired(self, run)
         run.shim_is_stopped = False
         self._gone(run)
-        kind, detail = (run.stop[0], run.stop[1]) if run.stop is not None else ("hold_expired", "its hold expired")
-        self._conclude(run, self._outcome_of(run, kind, detail))
+        outcome = run.stop[0] if run.stop is not None else Outcome(Ending.LOST, detail="its hold expired")
+        self._conclude(run, replace(outcome, wall_ms=self.wall_ms(run)))
 
     # ------------------------------------------------------------------ stopping, holding, pausing
 
-    def stop(self, run: SimulatedProcess, kind: str, detail: str, grace_ms: int) -> None:
-        """Stop it: ask, then force. The first kind stays; a later call may shorten the grace."""
+    def stop(self, run: SimulatedProcess, outcome: Outcome, grace_ms: int) -> None:
+        """Stop it: ask, then force. The first outcome stays; a later call may shorten the grace."""
         self._wake_shim(run)  # an agent that stops an attempt makes its shim go on
         if run.outcome is not None:
             return
         kill_at = self.boot_ms + grace_ms
         asked = run.stop
-        run.stop = (kind, detail, kill_at) if asked is None else (asked[0], asked[1], min(asked[2], kill_at))
+        run.stop = (outcome, kill_at) if asked is None else (asked[0], min(asked[1], kill_at))
         if run.runs:
             self._carry_out_stop(run, ask=asked is None)
         elif run in self._stalled:
@@ -526,7 +524,7 @@ class Machine:
         if self._is_stuck(run):
             self._schedule(run, self.queue.now + SHIM_RETRY_MS, self.await_kill)
             return
-        kill_at = min(run.stop[2], self.holds_until(run)) if run.order.hold_ms else run.stop[2]
+        kill_at = min(run.stop[1], self.holds_until(run)) if run.order.hold_ms else run.stop[1]
         if self.boot_ms < kill_at:
             self._schedule(run, self.moment(kill_at), self.await_kill)
         else:
@@ -549,13 +547,7 @@ class Machine:
             self._schedule(run, self.queue.now + SHIM_RETRY_MS, self._killed)
             return
         self._gone(run)
-        kind, detail, _ = run.stop
-        self._conclude(run, replace(self._outcome_of(run, kind, detail), signal=15))
-
-    def _outcome_of(self, run: SimulatedProcess, kind: str, detail: str) -> Outcome:
-        ending = ENDINGS.get(kind) or Ending(kind)
-        is_disk_overrun = kind == OVER_DISK_LIMIT
-        return Outcome(ending, detail=detail, wall_ms=self.wall_ms(run), is_disk_overrun=is_disk_overrun)
+        self._conclude(run, replace(run.stop[0], wall_ms=self.wall_ms(run), signal=15))
 
     def hold(self, until_boot_ms: int) -> None:
         """Let everything that has a hold go on until then; a hold never gets shorter."""
@@ -595,7 +587,7 @@ class Machine:
             return
         if run.orphaned_hold is None:
             self.witness.hold_expired(self, run)
-        run.stop = ("hold_expired", "its hold expired: no answer from the control plane", until)
+        run.stop = (Outcome(Ending.LOST, detail="its hold expired: no answer from the control plane"), until)
         self._carry_out_stop(run, ask=True)
 
     def pause(self, run: SimulatedProcess) -> None:

@@ -59,7 +59,15 @@ WAITS_MS = (0, 20_000, 300_000, 300_000, 3_600_000)
 DEADLINES_MS = (0, 0, 0, 0, 20_000, 120_000)
 GRACES_MS = (500, 5_000, 5_000, 120_000)
 NAMES = ("ash", "birch", "cedar", "dogwood", "elm", "fir")
-THRESHOLDS = OfferThresholds(500, 500, 600, GB, 500, GB, dwell_ms=60_000)
+THRESHOLDS = OfferThresholds(
+    cpu_busy_max_milli=500,
+    cpu_min_milli=500,
+    memory_used_max_milli=600,
+    memory_min_bytes=GB,
+    gpu_busy_max_milli=500,
+    gpu_memory_min_bytes=GB,
+    dwell_ms=60_000,
+)
 
 
 class UserRequest(Struct, frozen=True):
@@ -143,7 +151,7 @@ def _node(random: Random, name: str, hold_ms: int) -> Node:
     custom = (("fpga", 2),) if random.random() < 0.3 else ()
     caps = Caps(cpu_milli=1000 * cores - 1000, memory_bytes=memory * GB // 2) if random.random() < 0.2 else Caps()
     return Node(
-        name,
+        name=name,
         capacity=Capacity(1000 * cores, memory * GB, devices, custom),
         caps=caps,
         thresholds=THRESHOLDS if random.random() < 0.25 else None,
@@ -163,7 +171,9 @@ def _policy(random: Random) -> SchedulingPolicy:
         strategy=random.choice([one for one in Strategy if one is not Strategy.NODE_SPECIFIC]),
         half_life_ms=random.choice((0, 60_000, 24 * HOUR_MS)),
         weights=random.choice(((), (("ada", 3000), ("bob", 500)), (("green", 2000),))),
-        quotas=random.choice(((), (), (Quota("bob", leases=2),), (Quota("green", cpu_milli=4000, gpu_milli=1000),))),
+        quotas=random.choice(
+            ((), (), (Quota(name="bob", leases=2),), (Quota(name="green", cpu_milli=4000, gpu_milli=1000),))
+        ),
         reserve_after_ms=random.choice((5_000, 30_000)),
         starvation_ms=random.choice((60_000, 6 * HOUR_MS)),
         preemptions_max=random.choice((0, 1, 3)),
@@ -175,8 +185,8 @@ def _rules(random: Random) -> RebalanceRules | None:
     if random.random() < 0.6:
         return None
     return RebalanceRules(
-        random.choice([*SharingMode]),
-        random.choice([*SHARING_POLICIES.values()]),
+        mode=random.choice([*SharingMode]),
+        policy=random.choice([*SHARING_POLICIES.values()]),
         interval_ms=random.choice((2_000, 5_000, 15_000)),
     )
 
@@ -198,7 +208,9 @@ def draw_requests(
             marks_ms=random.choice((0, 0, 2_000, 12_000)),
         )
         command = work.command(grace_ms=random.choice(GRACES_MS))
-        submitted = JobSubmitted(f"{request.id}-name", command, request, random.choice((0, 0, 1, 2)))
+        submitted = JobSubmitted(
+            id=f"{request.id}-name", command=command, request=request, retries=random.choice((0, 0, 1, 2))
+        )
         requests.append(UserRequest(at, submitted, random.choice(DEADLINES_MS)))
         if random.random() < 0.2:
             requests.append(UserRequest(at + random.randrange(40_000), JobCancelled(request.id, request.user)))
@@ -237,7 +249,9 @@ def _with_learned_size(random: Random, request: UserRequest) -> UserRequest:
     if not isinstance(event, JobSubmitted) or event.request.ask.memory_bytes or random.random() < 0.5:
         return request
     first = random.choice((GB // 2, GB, 3 * GB))
-    estimate = JobEstimate(tuple(first << at for at in range(1 + MAX_RERUNS)), tier="statistics", samples=7)
+    estimate = JobEstimate(
+        memory_limits=tuple(first << at for at in range(1 + MAX_RERUNS)), tier="statistics", samples=7
+    )
     work = replace(ScriptedJob.of(event.command), held_bytes=random.choice((0, 1, 2, 5, 40)) * GB)
     command = replace(event.command, argv=work.command().argv)
     asked = replace(event.request, limits_memory=True)
@@ -250,10 +264,10 @@ def draw_blocks(random: Random, nodes: tuple[str, ...], *, until_ms: int) -> lis
     for number in range(random.choice((0, 0, 2, 6))):
         at, user, block_id = random.randrange(until_ms), random.choice([*TEAMS]), f"block{number}"
         asked = BlockAsked(
-            block_id,
-            user,
-            random.choice((GB // 4, GB, 3 * GB)),
-            random.randint(20_000, 150_000),
+            id=block_id,
+            user=user,
+            size_bytes=random.choice((GB // 4, GB, 3 * GB)),
+            term_ms=random.randint(20_000, 150_000),
             copies=random.choice((1, 1, 2, 3)),
             home=random.choice(nodes),
         )
@@ -268,10 +282,10 @@ def _request(random: Random, uid: str, nodes: tuple[str, ...], *, duration_ms: i
     others = (f"group{random.randrange(2)}",)
     user = random.choice([*TEAMS])
     return Request(
-        uid,
-        user,
-        random.choice(ASKS),
-        random.choice(PRIORITIES),
+        id=uid,
+        user=user,
+        ask=random.choice(ASKS),
+        priority=random.choice(PRIORITIES),
         prefer=named if random.random() < 0.15 else (),
         require=named if random.random() < 0.1 else (),
         wait_ms=random.choice(WAITS_MS),

@@ -13,7 +13,7 @@ from distributed_grid.agent.orders import AttemptOrder, OrderExecutor
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.agent.owner.yield_policy import Borrowed, OwnerState, UsageSample
-from distributed_grid.domain.jobs import Ending
+from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import StaleFence
 from distributed_grid.replay.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, SimulatedTasks
@@ -149,9 +149,18 @@ class SimulatedAgent:
     def greeting(self) -> list[AgentHello | AttemptsPage]:
         machine = self.machine
         attempts, capacity = self._orders.listed(), ReportedCapacity.of(machine.node.capacity)
-        seen = (machine.epoch_on_disk, machine.boot, machine.directory)
         return greeting(
-            AgentHello(PROTOCOL, __version__, self.name, attempts, capacity, *seen, moves=self._moves.listed())
+            AgentHello(
+                protocol=PROTOCOL,
+                version=__version__,
+                node=self.name,
+                attempts=attempts,
+                capacity=capacity,
+                epoch=machine.epoch_on_disk,
+                boot=machine.boot,
+                machine=machine.directory,
+                moves=self._moves.listed(),
+            )
         )
 
     def said(self, message: FromAgent) -> FromAgent:
@@ -224,9 +233,17 @@ class SimulatedAgent:
         if self._uplink.is_up:
             guard, beat, marks = self._guard, self.machine.boot_ms, tuple(self._marks())
             starting = self._orders.starting(self.name, beat)
-            said = (guard.generation, guard.yields, marks)
-            outgrown = tuple(self._outgrown())
-            self._uplink.send(Heartbeat(self.name, self._usage(), beat, *said, starting=starting, outgrown=outgrown))
+            message = Heartbeat(
+                node=self.name,
+                usage=self._usage(),
+                beat=beat,
+                generation=guard.generation,
+                yields=guard.yields,
+                marks=marks,
+                starting=starting,
+                outgrown=tuple(self._outgrown()),
+            )
+            self._uplink.send(message)
 
     def _outgrown(self) -> Iterator[HeldMemory]:
         """The runs that hold more than their leases, which may grow."""
@@ -248,7 +265,13 @@ class SimulatedAgent:
         cpu, memory = self._work.owner_cpu_milli, self._work.owner_memory_bytes
         busy = 1000 * cpu // max(self.machine.node.capacity.cpu_milli, 1)
         disk_bytes = DISK_BYTES if self.machine.disk_is_flooded else 0  # not measured
-        return Usage(busy, busy, memory, memory, disk_bytes=disk_bytes)
+        return Usage(
+            cpu_busy_milli=busy,
+            cpu_outside_milli=busy,
+            memory_bytes=memory,
+            memory_outside_bytes=memory,
+            disk_bytes=disk_bytes,
+        )
 
     # ------------------------------------------------------------------ the owner
 
@@ -372,7 +395,7 @@ class SimulatedAttempts:
         if run.outcome is not None:
             self._report(run)
         else:
-            self._machine.stop(run, order.ending, order.detail, order.grace_ms)
+            self._machine.stop(run, Outcome(order.ending, detail=order.detail), order.grace_ms)
 
     def resize(self, order: ResizeAttemptOrder) -> None:
         run = self._machine.records.get(order.lease_id)
@@ -471,4 +494,4 @@ class SimulatedWork:
         if run.outcome is None:
             self._machine.resume(run)
             ending = Ending.OVER_LIMIT if run.has_outgrown_lease else Ending.RECLAIMED
-            self._machine.stop(run, str(ending), why, grace_ms)
+            self._machine.stop(run, Outcome(ending, detail=why), grace_ms)

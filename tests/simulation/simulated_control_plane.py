@@ -242,9 +242,13 @@ class SimulatedControlPlane:
         self._shipping.discard((uid, attempt.number))
         job, node = self.ledger.jobs.get(uid), self.ledger.nodes.get(attempt.node)
         if self.gateway.is_connected(attempt.node):
-            self.handle(CheckpointShipped(uid, attempt.number, f"left by {attempt.lease_id}", "", 1, 1))
+            self.handle(
+                CheckpointShipped(
+                    uid=uid, number=attempt.number, manifest=f"left by {attempt.lease_id}", problem="", files=1, bytes=1
+                )
+            )
         elif job is not None and job.attempt is not None and (node is None or node.state is NodeState.LOST):
-            self.handle(CheckpointShipped(uid, attempt.number, problem=f"{attempt.node} is lost"))
+            self.handle(CheckpointShipped(uid=uid, number=attempt.number, problem=f"{attempt.node} is lost"))
 
     def _readings(self) -> tuple[PressureReading, ...]:
         """How hard every node works: for its owner, by its last heartbeat, and for those it lends to."""
@@ -252,12 +256,12 @@ class SimulatedControlPlane:
         for name, node in self.ledger.nodes.items():
             seen = self.ledger.observations.get(name)
             if seen is None or seen.usage is None:
-                found.append(PressureReading(name))
+                found.append(PressureReading(node=name))
                 continue
             book, has = self.ledger.claims_on(name), node.capacity
             cpu = min(seen.usage.cpu_busy_milli + 1000 * book.cpu_milli // max(has.cpu_milli, 1), 1000)
             memory = min(1000 * (seen.usage.memory_bytes + book.memory_bytes) // max(has.memory_bytes, 1), 1000)
-            found.append(PressureReading(name, max(cpu, memory), memory, cpu))
+            found.append(PressureReading(node=name, score=max(cpu, memory), memory=memory, cpu=cpu))
         return tuple(found)
 
     # ------------------------------------------------------------------ batches
@@ -384,7 +388,14 @@ class SimulatedRegistry(NodeRegistry):
 
     def owner_rules(self, name: str) -> OwnerRules:
         memory_bytes = self._nodes[name].capacity.memory_bytes
-        return OwnerRules(300, 800, memory_bytes // 5, 1000, 0, grace_ms=3_000)
+        return OwnerRules(
+            cpu_busy_max_milli=300,
+            memory_used_max_milli=800,
+            memory_min_bytes=memory_bytes // 5,
+            gpu_busy_max_milli=1000,
+            gpu_memory_min_bytes=0,
+            grace_ms=3_000,
+        )
 
 
 class SimulatedGateway:

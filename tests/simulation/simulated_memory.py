@@ -68,7 +68,13 @@ class SimulatedMemory:
 
     def served(self) -> MemoryServedReport:
         endpoint = Endpoint(self.node, 1, incarnation=self.incarnation)
-        return MemoryServedReport(self.node, endpoint, KEY, tuple(sorted(self.in_memory)), tuple(sorted(self.on_disk)))
+        return MemoryServedReport(
+            node=self.node,
+            endpoint=endpoint,
+            key=KEY,
+            copies=tuple(sorted(self.in_memory)),
+            on_disk=tuple(sorted(self.on_disk)),
+        )
 
 
 class SimulatedLending:

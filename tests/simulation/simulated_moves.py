@@ -125,16 +125,16 @@ def with_change(random: Random, move: PlannedMove) -> PlannedMove:
 
 def requested_move(plan: PlannedMove, ledger: Ledger, node: str, original: SimulatedOriginal | None) -> Move | None:
     """The requested move at this moment; None if there is nothing to move."""
-    asked = Request("unused", "ada", Amounts(500))
+    asked = Request(id="unused", user="ada", ask=Amounts(500))
     if original is not None:
         return Move(
-            plan.id,
-            "ada",
-            node,
-            _target(plan, ledger, node),
-            Way.PROCESS_RESTART,
-            asked,
-            0,
+            id=plan.id,
+            user="ada",
+            source=node,
+            target=_target(plan, ledger, node),
+            way=Way.PROCESS_RESTART,
+            request=asked,
+            requested_at_ms=0,
             process=MovedProcess(original.identity, "data", look=original.look),
             command=ScriptedJob(plan.run_ms).command(),
             freeze_ms=plan.freeze_ms,
@@ -145,7 +145,16 @@ def requested_move(plan: PlannedMove, ledger: Ledger, node: str, original: Simul
     way = Way.RESTART if job.restartable else Way.CHECKPOINT_RESTART
     way = Way.QUEUE_ELSEWHERE if job.state in (JobState.QUEUED, JobState.ASSIGNED) else way
     source = job.attempt.node if job.attempt is not None else min(ledger.nodes)
-    return Move(plan.id, job.request.user, source, _target(plan, ledger, source), way, asked, 0, job=job.uid)
+    return Move(
+        id=plan.id,
+        user=job.request.user,
+        source=source,
+        target=_target(plan, ledger, source),
+        way=way,
+        request=asked,
+        requested_at_ms=0,
+        job=job.uid,
+    )
 
 
 def _target(plan: PlannedMove, ledger: Ledger, source: str) -> str:

@@ -79,7 +79,16 @@ def a_node(
     """A machine with an agent, as the config declares it; with a hold it is another than the control plane's."""
     capacity = a_capacity(cores, memory_gb, gpus, gpu_memory_gb=gpu_memory_gb, exclusive=exclusive, custom=custom)
     host = "far" if hold_s else "local"
-    return Node(name, state, capacity, caps or Caps(), thresholds, rank, host=host, hold_ms=_milli(hold_s))
+    return Node(
+        name=name,
+        state=state,
+        capacity=capacity,
+        caps=caps or Caps(),
+        thresholds=thresholds,
+        rank=rank,
+        host=host,
+        hold_ms=_milli(hold_s),
+    )
 
 
 def caps(
@@ -113,14 +122,14 @@ def thresholds(
 ) -> OfferThresholds:
     """How idle a node must be before it lends, and for how long; ratios between 0 and 1."""
     return OfferThresholds(
-        _milli(cpu_busy_max),
-        _milli(cores_min),
-        _milli(memory_used_max),
-        _bytes(memory_gb_min),
-        _milli(gpu_busy_max),
-        _bytes(gpu_memory_gb_min),
-        _milli(margin),
-        _milli(dwell_s),
+        cpu_busy_max_milli=_milli(cpu_busy_max),
+        cpu_min_milli=_milli(cores_min),
+        memory_used_max_milli=_milli(memory_used_max),
+        memory_min_bytes=_bytes(memory_gb_min),
+        gpu_busy_max_milli=_milli(gpu_busy_max),
+        gpu_memory_min_bytes=_bytes(gpu_memory_gb_min),
+        margin_milli=_milli(margin),
+        dwell_ms=_milli(dwell_s),
     )
 
 
@@ -133,7 +142,13 @@ def a_usage(
     """Use by the owner; `gpus` maps an index to (busy part, gigabytes in use)."""
     seen = tuple(GpuUsage(index, _milli(busy), _bytes(used)) for index, (busy, used) in (gpus or {}).items())
     outside = _bytes(memory_outside_gb)
-    return Usage(_milli(cpu_outside), _milli(cpu_outside), outside, outside, seen)
+    return Usage(
+        cpu_busy_milli=_milli(cpu_outside),
+        cpu_outside_milli=_milli(cpu_outside),
+        memory_bytes=outside,
+        memory_outside_bytes=outside,
+        gpus=seen,
+    )
 
 
 def an_ask(
@@ -170,14 +185,14 @@ def a_request(
 ) -> Request:
     """Somebody asks: for one core, unless it says otherwise. Other fields of a request by their own names."""
     return Request(
-        request_id,
-        user,
-        an_ask(cores, memory_gb, gpus, gpu_memory_gb=gpu_memory_gb, custom=custom),
-        Priority.parse(priority),
-        tuple(prefer),
-        tuple(require),
-        _milli(wait_s),
-        _milli(duration_s),
+        id=request_id,
+        user=user,
+        ask=an_ask(cores, memory_gb, gpus, gpu_memory_gb=gpu_memory_gb, custom=custom),
+        priority=Priority.parse(priority),
+        prefer=tuple(prefer),
+        require=tuple(require),
+        wait_ms=_milli(wait_s),
+        duration_ms=_milli(duration_s),
         **wishes,
     )
 
@@ -196,7 +211,13 @@ def a_submission(
 ) -> JobSubmitted:
     """A command for the grid to run; its name is `job-<request id>` unless given."""
     request = request or a_request()
-    return JobSubmitted(name or f"job-{request.id}", command or a_command(), request, retries, restartable=restartable)
+    return JobSubmitted(
+        id=name or f"job-{request.id}",
+        command=command or a_command(),
+        request=request,
+        retries=retries,
+        restartable=restartable,
+    )
 
 
 def an_exit(code: int = 0) -> Outcome:
@@ -208,7 +229,7 @@ def a_ledger(*nodes: Node, now: int = NOW, rows: Sequence[Row] = ()) -> Ledger:
     ledger = Ledger(rows)
     for node in nodes:
         step(ledger, NodeDeclared(node), now)
-        step(ledger, HeartbeatReceived(node.name, Usage()), now)
+        step(ledger, HeartbeatReceived(name=node.name, usage=Usage()), now)
     return ledger
 
 
@@ -233,7 +254,7 @@ class Scenario:
         return self.handle(TimePassed())
 
     def heartbeat(self, name: str, usage: Usage | None = None) -> StepResult:
-        return self.handle(HeartbeatReceived(name, usage or Usage()))
+        return self.handle(HeartbeatReceived(name=name, usage=usage or Usage()))
 
     def ask(self, request: Request) -> Lease | None:
         """The lease as it stands after asking; None where it is over already."""
@@ -252,14 +273,16 @@ class Scenario:
         """The agent says that the current attempt runs."""
         attempt = self.job(uid).attempt
         assert attempt is not None, f"{uid} has no attempt to start"
-        self.handle(AttemptStarted(uid, attempt.number, attempt.fence, pid))
+        self.handle(AttemptStarted(uid=uid, number=attempt.number, fence=attempt.fence, pid=pid))
         return self.job(uid)
 
     def end(self, uid: str, outcome: Outcome | None = None) -> StepResult:
         """The agent proves the current attempt over."""
         attempt = self.job(uid).attempt
         assert attempt is not None, f"{uid} has no attempt to end"
-        return self.handle(AttemptEnded(uid, attempt.number, attempt.fence, outcome or an_exit()))
+        return self.handle(
+            AttemptEnded(uid=uid, number=attempt.number, fence=attempt.fence, outcome=outcome or an_exit())
+        )
 
     def cancel(self, uid: str) -> StepResult:
         return self.handle(JobCancelled(uid, "ada"))

@@ -85,15 +85,17 @@ class HostileAgent:
             await before.close()
         link = await self._connect()
         if honestly:
-            await link.send(wire.encode(wire.AgentHello(wire.PROTOCOL, __version__, self._node, boot="liar")))
-            await link.send(wire.encode(wire.Heartbeat(self._node, Usage(), 1)))
+            await link.send(
+                wire.encode(wire.AgentHello(protocol=wire.PROTOCOL, version=__version__, node=self._node, boot="liar"))
+            )
+            await link.send(wire.encode(wire.Heartbeat(node=self._node, usage=Usage(), beat=1)))
         return link
 
     async def _answer_to(self, link: ClientConnection, lie: bytes) -> str:
         beat = next(self._beats)
         try:
             await link.send(lie)
-            await link.send(wire.encode(wire.Heartbeat(self._node, Usage(), beat)))
+            await link.send(wire.encode(wire.Heartbeat(node=self._node, usage=Usage(), beat=beat)))
             while True:
                 answer = wire.decode_to_agent(await link.recv(decode=False))
                 if isinstance(answer, wire.RejectAgent):

@@ -47,7 +47,7 @@ class LocalEngine:
 
     async def observe(self, *, full: bool) -> EngineView:
         self._answer()
-        nodes = tuple(EngineNode(place, name=place, has=room, room=room) for place, room in self._has.items())
+        nodes = tuple(EngineNode(id=place, name=place, has=room, room=room) for place, room in self._has.items())
         groups = tuple((group.name, group.place) for group in self._groups.values())
         return EngineView(self._session, nodes, groups if full else None)
 

@@ -36,7 +36,9 @@ def apart(*names: str, cores: float = 8, memory_gb: float = 32) -> tuple[Node, .
 def rebalance_rules(mode: str = "offload_only", policy: str = "balanced", **marks: int) -> RebalanceRules:
     """The rules of a mode and a policy, rounds of 30 s, the same marks for everything."""
     both = Watermarks(marks.get("high", 800), marks.get("low", 300))
-    return RebalanceRules(SharingMode(mode), SHARING_POLICIES[policy], 30_000, both, both, both)
+    return RebalanceRules(
+        mode=SharingMode(mode), policy=SHARING_POLICIES[policy], interval_ms=30_000, memory=both, cpu=both, gpu=both
+    )
 
 
 class Looks(Scenario):
@@ -73,9 +75,9 @@ class Looks(Scenario):
     @staticmethod
     def _reading(name: str, level: int | tuple[int, int] | PressureReading | None) -> PressureReading:
         if isinstance(level, PressureReading) or level is None:
-            return level or PressureReading(name)
+            return level or PressureReading(node=name)
         memory, cpu = level if isinstance(level, tuple) else (level, level)
-        return PressureReading(name, (memory + cpu) // 2, memory, cpu)
+        return PressureReading(node=name, score=(memory + cpu) // 2, memory=memory, cpu=cpu)
 
     def run_job(
         self,
@@ -92,7 +94,16 @@ class Looks(Scenario):
         """A job that runs on a node."""
         request = a_request(uid, cores=cores, memory_gb=memory_gb, prefer=[node], priority=priority, **wishes)
         estimate = JobEstimate(run_ms=round(1000 * expected_s)) if expected_s else None
-        self.handle(JobSubmitted(f"job-{uid}", a_command(), request, 0, estimate=estimate, restartable=restartable))
+        self.handle(
+            JobSubmitted(
+                id=f"job-{uid}",
+                command=a_command(),
+                request=request,
+                retries=0,
+                estimate=estimate,
+                restartable=restartable,
+            )
+        )
         job = self.start(uid)
         assert job.attempt is not None
         assert job.attempt.node == node
@@ -110,7 +121,7 @@ class Looks(Scenario):
 
 def ahead(node: str, memory: int, later: int) -> PressureReading:
     """A node whose memory is at a level, and surely at another one soon."""
-    return PressureReading(node, memory, memory, 0, memory_ahead=Forecast(later, 10))
+    return PressureReading(node=node, score=memory, memory=memory, cpu=0, memory_ahead=Forecast(later, 10))
 
 
 def kinds(records: list[Record]) -> list[str]:

@@ -27,12 +27,12 @@ LABELS = (("zone", "north"), ("zone", "south"), ("disk", "ssd"))
 def a_random_policy(dice: Random) -> PolicySet:
     """A policy for all users: a strategy, weights, quotas of a user and of a team."""
     quotas = (
-        Quota("ann", cpu_milli=6_000, leases=6),
-        Quota("lab", members=("bob",), gpu_milli=2_000, memory_bytes=40 * GB, custom=(("fpga", 2),)),
+        Quota(name="ann", cpu_milli=6_000, leases=6),
+        Quota(name="lab", members=("bob",), gpu_milli=2_000, memory_bytes=40 * GB, custom=(("fpga", 2),)),
     )
     return PolicySet(
         SchedulingPolicy(
-            dice.choice(tuple(Strategy)[:6]),
+            strategy=dice.choice(tuple(Strategy)[:6]),
             weights=(("eve", 3_000),),
             quotas=quotas if dice.random() < 0.7 else (),
             minimum_run_ms=1_000,
@@ -49,7 +49,7 @@ def a_random_node(dice: Random, name: str) -> Node:
     custom = (("fpga", dice.choice((1, 3))),) if dice.random() < 0.3 else ()
     capacity = Capacity(1000 * dice.choice((2, 4, 8)), dice.choice((8, 32)) * GB, devices, custom)
     return Node(
-        name,
+        name=name,
         capacity=capacity,
         thresholds=thresholds() if dice.random() < 0.3 else None,
         rank=dice.choice((1000, 1000, 2000)),
@@ -69,7 +69,9 @@ def a_random_event(dice: Random, number: int, now: int) -> Event:
         return LeaseAsked(request)
     name = f"job{dice.randrange(40)}" if dice.random() < 0.2 else f"job-{request.id}"
     argv = () if dice.random() < 0.01 else ("true",)
-    return JobSubmitted(name, Command(argv), request, -1 if dice.random() < 0.01 else dice.choice((0, 1)))
+    return JobSubmitted(
+        id=name, command=Command(argv), request=request, retries=-1 if dice.random() < 0.01 else dice.choice((0, 1))
+    )
 
 
 def a_random_request(dice: Random, number: int, now: int) -> Request:
@@ -85,15 +87,15 @@ def a_random_request(dice: Random, number: int, now: int) -> Request:
         require = (dice.choice(NODES),)
     expects_ms = dice.choice((0, 0, 60_000, 3_600_000))
     return Request(
-        f"r{number}",
-        dice.choice(USERS),
-        ask,
-        dice.choice(PRIORITIES),
-        some(*NODES, rarely=0.1),
-        require,
-        -1 if dice.random() < 0.01 else dice.choice((0, 60_000, 300_000, 3_600_000)),
-        dice.choice((0, 0, 120_000)),
-        dice.choice(("", "", "", *NODES)),
+        id=f"r{number}",
+        user=dice.choice(USERS),
+        ask=ask,
+        priority=dice.choice(PRIORITIES),
+        prefer=some(*NODES, rarely=0.1),
+        require=require,
+        wait_ms=-1 if dice.random() < 0.01 else dice.choice((0, 60_000, 300_000, 3_600_000)),
+        duration_ms=dice.choice((0, 0, 120_000)),
+        target=dice.choice(("", "", "", *NODES)),
         team=dice.choice(("", "", "lab")),
         strategy=strategy,
         labels=(dice.choice((*LABELS, ("zone", ""), ("fast", ""), ("colour", "red"))),) if dice.random() < 0.15 else (),

@@ -51,7 +51,15 @@ def rules(
     """The rules of a policy, the same marks for every resource; `numbers` of the policy may be changed."""
     chosen = replace(SHARING_POLICIES[policy], **numbers) if numbers else SHARING_POLICIES[policy]
     marks = Watermarks(high, low)
-    return RebalanceRules(SharingMode(mode), chosen, INTERVAL_MS, marks, marks, marks, excess)
+    return RebalanceRules(
+        mode=SharingMode(mode),
+        policy=chosen,
+        interval_ms=INTERVAL_MS,
+        memory=marks,
+        cpu=marks,
+        gpu=marks,
+        excess_milli=excess,
+    )
 
 
 def a_reading(
@@ -59,10 +67,19 @@ def a_reading(
 ) -> PressureReading:
     """A reading of a node; a level may have its forecast. Without one of memory the node is unknown."""
     if memory is None:
-        return PressureReading(name)
+        return PressureReading(node=name)
     (m, m_ahead), (c, c_ahead), (g, g_ahead) = _apart(memory), _apart(cpu), _apart(gpu)
     weight = (m or 0) if c is None else ((m or 0) + c) // 2
-    return PressureReading(name, weight if score is None else score, m, c, g, m_ahead, c_ahead, g_ahead)
+    return PressureReading(
+        node=name,
+        score=weight if score is None else score,
+        memory=m,
+        cpu=c,
+        gpu=g,
+        memory_ahead=m_ahead,
+        cpu_ahead=c_ahead,
+        gpu_ahead=g_ahead,
+    )
 
 
 def _apart(level: Level) -> tuple[int | None, Forecast | None]:

@@ -40,13 +40,21 @@ def a_type(
     """A worker as a provider would start it; the price is in dollars an hour."""
     resources = WorkerResources(round(1000 * cores), round(memory_gb * GB), gpus)
     micro = None if price is None else round(price * DOLLAR)
-    return Worker("", PROVIDER, worker_type, resources, 0, offer=offer or f"{worker_type}-{cores:g}", price_micro=micro)
+    return Worker(
+        id="",
+        provider=PROVIDER,
+        worker_type=worker_type,
+        resources=resources,
+        created_at_ms=0,
+        offer=offer or f"{worker_type}-{cores:g}",
+        price_micro=micro,
+    )
 
 
 def rules(*types: Worker, **fields: Any) -> ScalingRules:
     """Scaling by a provider of these types, one of 4 cores where none is named, over a window of 100 seconds."""
     usual = {"window_ms": 100_000, "up_cooldown_ms": 60_000, "down_cooldown_ms": 120_000}
-    return ScalingRules(PROVIDER, types=types or (a_type(),), **{**usual, **fields})
+    return ScalingRules(provider=PROVIDER, types=types or (a_type(),), **{**usual, **fields})
 
 
 class ScalingScenario(Scenario):
@@ -90,7 +98,7 @@ class ScalingScenario(Scenario):
         has = worker.resources
         node = a_node(worker.id, cores=has.cpu_milli / 1000, memory_gb=has.memory_bytes / GB, gpus=has.gpu_count)
         self.handle(NodeDeclared(replace(node, host="joined", joined=True, hold_ms=60_000)))
-        self.handle(HeartbeatReceived(worker.id, Usage()))
+        self.handle(HeartbeatReceived(name=worker.id, usage=Usage()))
 
     def bring_home(self, *, lost: tuple[str, ...] = ()) -> None:
         """Everything that draining workers have is copied."""

@@ -249,8 +249,8 @@ class WorkerModel(ControlPlaneModel):
         """The agents of the machines that there are are heard."""
         for machine in self.cloud.existing():
             if self.states().get(machine["worker_id"]) in (WorkerState.ASKED, WorkerState.BOOTING):
-                self.handle(NodeDeclared(Node(machine["worker_id"], capacity=Capacity(2000, GIB), host="joined")))
-                self.handle(HeartbeatReceived(machine["worker_id"], Usage()))
+                self.handle(NodeDeclared(Node(name=machine["worker_id"], capacity=Capacity(2000, GIB), host="joined")))
+                self.handle(HeartbeatReceived(name=machine["worker_id"], usage=Usage()))
 
     def settle(self) -> None:
         """End everything, with nothing going wrong any more, until nothing is left to do."""
@@ -272,16 +272,18 @@ class _DiedError(Exception):
 def many_workers(count: int, state: WorkerState) -> Ledger:
     """So many workers that have been in this state since `BEGIN_MS`; those that end are nodes, too."""
     rules = WorkerRules(budget_per_hour_micro=10**12, budget_per_day_micro=10**12)
-    ledger = Ledger([rules, Spending("scripted", BEGIN_MS // (24 * HOUR_MS), 0, BEGIN_MS)])
+    ledger = Ledger(
+        [rules, Spending(provider="scripted", day=BEGIN_MS // (24 * HOUR_MS), spent_micro=0, as_of_ms=BEGIN_MS)]
+    )
     for number in range(count):
         ledger.apply(
             [
                 Worker(
-                    f"worker-{number}",
-                    "scripted",
-                    "cpu",
-                    WorkerResources(2000, GIB),
-                    BEGIN_MS,
+                    id=f"worker-{number}",
+                    provider="scripted",
+                    worker_type="cpu",
+                    resources=WorkerResources(2000, GIB),
+                    created_at_ms=BEGIN_MS,
                     offer="small-a",
                     price_micro=100_000,
                     state=state,
@@ -294,7 +296,7 @@ def many_workers(count: int, state: WorkerState) -> Ledger:
             ]
         )
         if state is WorkerState.TERMINATING:
-            node = Node(f"worker-{number}", capacity=Capacity(2000, GIB), host="joined")
+            node = Node(name=f"worker-{number}", capacity=Capacity(2000, GIB), host="joined")
             step(ledger, NodeDeclared(node), BEGIN_MS)
-            step(ledger, HeartbeatReceived(node.name, Usage()), BEGIN_MS)
+            step(ledger, HeartbeatReceived(name=node.name, usage=Usage()), BEGIN_MS)
     return ledger

@@ -61,7 +61,9 @@ class Workload:
     def submit(self, *work: WorkloadJob) -> None:
         for one in work:
             self._work[one.request.id] = one
-            self._plan(one.at_ms, JobSubmitted(f"job-{one.request.id}", Command(("true",)), one.request))
+            self._plan(
+                one.at_ms, JobSubmitted(id=f"job-{one.request.id}", command=Command(("true",)), request=one.request)
+            )
 
     def run(self, until_ms: int, *, watch: Callable[[Workload], None] | None = None) -> None:
         """Let everything happen up to a moment, and time pass while anybody waits; `watch` looks on after each."""
@@ -86,7 +88,7 @@ class Workload:
 
     def _tick(self) -> None:
         for name in self._nodes:
-            self._handle(HeartbeatReceived(name, Usage()))
+            self._handle(HeartbeatReceived(name=name, usage=Usage()))
         self._handle(TimePassed())
 
     def _handle(self, event: Event) -> None:
@@ -102,10 +104,13 @@ class Workload:
             if isinstance(effect, StartAttempt):
                 if not attempt.pid:
                     self.starts.setdefault(uid, []).append(self.now)
-                    self._plan(self.now + self._work[uid].run_ms, AttemptEnded(uid, number, fence, DONE))
-                    self._handle(AttemptStarted(uid, number, fence, 1))
+                    self._plan(
+                        self.now + self._work[uid].run_ms,
+                        AttemptEnded(uid=uid, number=number, fence=fence, outcome=DONE),
+                    )
+                    self._handle(AttemptStarted(uid=uid, number=number, fence=fence, pid=1))
             else:
-                self._handle(AttemptEnded(uid, number, fence, STOPPED))
+                self._handle(AttemptEnded(uid=uid, number=number, fence=fence, outcome=STOPPED))
 
     def _is_going_on(self, event: AttemptEnded) -> bool:
         job = self.ledger.jobs.get(event.uid)
@@ -117,5 +122,5 @@ def nodes_of(nodes: Iterable[Node], tell: Callable[[Event], None]) -> tuple[Node
     known = tuple(nodes)
     for node in known:
         tell(NodeDeclared(node))
-        tell(HeartbeatReceived(node.name, Usage()))
+        tell(HeartbeatReceived(name=node.name, usage=Usage()))
     return known

@@ -34,8 +34,8 @@ def test_what_a_file_says_reaches_the_rules_in_their_own_units():
         half_life_ms=12 * HOUR_MS,
         weights=(("ana", 2000), ("bo", 500)),
         quotas=(
-            Quota("ana", cpu_milli=4000, memory_bytes=8 * 1024**3, leases=3),
-            Quota("vision", ("ana", "bo"), gpu_milli=500, custom=(("tpu", 3),)),
+            Quota(name="ana", cpu_milli=4000, memory_bytes=8 * 1024**3, leases=3),
+            Quota(name="vision", members=("ana", "bo"), gpu_milli=500, custom=(("tpu", 3),)),
         ),
         reserve_after_ms=90_000,
         starvation_ms=2 * HOUR_MS,

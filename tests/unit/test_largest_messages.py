@@ -45,7 +45,16 @@ CLAIM = Claim(
 )
 
 
-PROCESS = ProcessInfo(2**31 - 1, 2**62 - 1, WIDEST * 256, 1, 1, WIDEST * 256, WIDEST * 256, (WIDEST * 8192,))
+PROCESS = ProcessInfo(
+    pid=2**31 - 1,
+    pid_start=2**62 - 1,
+    boot=WIDEST * 256,
+    ppid=1,
+    uid=1,
+    user=WIDEST * 256,
+    name=WIDEST * 256,
+    argv=(WIDEST * 8192,),
+)
 """An agent ends a page before it is too long: `tests/component/agent/offloading/test_process_queries.py`."""
 
 

@@ -20,30 +20,46 @@ from distributed_grid.errors import ProtocolError
 ENDPOINT = wire.Endpoint("10.0.0.1", 7000, "ab" * 32, "/run/memory.sock", "life")
 CAPACITY = wire.ReportedCapacity.of(Capacity(4000, 2**34, (GpuDevice(0, 2**33, "A"),), (("fpga", 2),)))
 FROM_AGENT: list[wire.FromAgent] = [
-    wire.AgentHello(1, "0.2.0", "gpu1", ("a.1",), CAPACITY, 7, "boot"),
+    wire.AgentHello(
+        protocol=1, version="0.2.0", node="gpu1", attempts=("a.1",), capacity=CAPACITY, epoch=7, boot="boot"
+    ),
     wire.AttemptsPage("gpu1", ("a.2",), True),
     wire.Heartbeat(
-        "gpu1",
-        Usage(10, 5, 2**30, 2**29, (GpuUsage(0, 1, 2, 3, 4),)),
-        12,
-        3,
-        True,
-        (wire.CheckpointAge("a.1", 5, 9),),
+        node="gpu1",
+        usage=Usage(
+            cpu_busy_milli=10,
+            cpu_outside_milli=5,
+            memory_bytes=2**30,
+            memory_outside_bytes=2**29,
+            gpus=(GpuUsage(0, 1, 2, 3, 4),),
+        ),
+        beat=12,
+        generation=3,
+        yields=True,
+        marks=(wire.CheckpointAge("a.1", 5, 9),),
         outgrown=(wire.HeldMemory("a.1", 5, 2**31),),
     ),
-    wire.AttemptStartedReport(1, "a.1", 5, 77, (0, 1)),
+    wire.AttemptStartedReport(seq=1, lease_id="a.1", fence=5, pid=77, cores=(0, 1)),
     wire.AttemptPausedReport(2, "a.1", 5, True, "its owner is back"),
-    wire.AttemptEndedReport(3, "a.1", 5, Outcome(Ending.EXITED, exit_code=3), mark_age_ms=7),
+    wire.AttemptEndedReport(seq=3, lease_id="a.1", fence=5, outcome=Outcome(Ending.EXITED, exit_code=3), mark_age_ms=7),
     wire.MoveReport(
         seq=4, move_id="move-1", state=MoveState.FROZEN, detail="stands still", left_ms=9000, files=2, kept=("a",)
     ),
-    wire.ProcessListing(7, (ProcessInfo(7, 8, "boot", 1, 1000, "ann", "python", ("python", "a.py")),), more=True),
+    wire.ProcessListing(
+        7,
+        (
+            ProcessInfo(
+                pid=7, pid_start=8, boot="boot", ppid=1, uid=1000, user="ann", name="python", argv=("python", "a.py")
+            ),
+        ),
+        more=True,
+    ),
     wire.FilesChecked(8, ("/data/set",)),
     wire.FileChunk(4, b"output", at=9),
-    wire.FileListing(5, b"files", ("a: a socket",)),
+    wire.FileListing(stream=5, files=b"files", skipped=("a: a socket",)),
     wire.FetchContent(6, "ab" * 32, 100),
     wire.FetchCredit(6, 50),
-    wire.MemoryServedReport("gpu1", ENDPOINT, b"k" * 32, ("b1:1",), ("b2:3",)),
+    wire.MemoryServedReport(node="gpu1", endpoint=ENDPOINT, key=b"k" * 32, copies=("b1:1",), on_disk=("b2:3",)),
     wire.CopiesPage("gpu1", ("b1:2",), (), True),
     wire.MemoryFailedReport("gpu1", "no space left"),
     wire.CopyMadeReport("b1:1", 2, "refused"),
@@ -52,14 +68,35 @@ FROM_AGENT: list[wire.FromAgent] = [
     wire.MemoryQuery(1, b"{}"),
 ]
 TO_AGENT: list[wire.ToAgent] = [
-    wire.Welcome(1, "0.2.0", 4, 60_000, 2000, wire.OwnerRules(300, 500, 2**31, 200, 2**30)),
+    wire.Welcome(
+        protocol=1,
+        version="0.2.0",
+        epoch=4,
+        hold_ms=60_000,
+        heartbeat_ms=2000,
+        owner=wire.OwnerRules(
+            cpu_busy_max_milli=300,
+            memory_used_max_milli=500,
+            memory_min_bytes=2**31,
+            gpu_busy_max_milli=200,
+            gpu_memory_min_bytes=2**30,
+        ),
+    ),
     wire.RejectAgent("no"),
     wire.ControlPlaneAddress(("10.0.0.1:7433",), "ab" * 32, "-----BEGIN CERTIFICATE-----", "/state/agents.sock"),
-    wire.HeartbeatReply(12, 60_000),
+    wire.HeartbeatReply(beat=12, hold_ms=60_000),
     wire.StartAttemptOrder(
-        "gpu1", "a.1", 5, "job", Command(("true",)), Claim(1000, 0, (GpuShare(0, 1000),)), 60_000, 12, 3
+        node="gpu1",
+        lease_id="a.1",
+        fence=5,
+        job_id="job",
+        command=Command(("true",)),
+        claim=Claim(1000, 0, (GpuShare(0, 1000),)),
+        hold_ms=60_000,
+        beat=12,
+        generation=3,
     ),
-    wire.StopAttemptOrder("a.1", 5, "cancelled", "by ada", 5000),
+    wire.StopAttemptOrder("a.1", 5, Ending.CANCELLED, "by ada", 5000),
     wire.PauseAttemptOrder("a.1", 5, True, "gpu1 is degraded"),
     wire.ResizeAttemptOrder("a.1", 5, 2**30, 2**34),
     wire.MoveOrder(
@@ -69,10 +106,10 @@ TO_AGENT: list[wire.ToAgent] = [
     wire.CheckFiles(8, (("/data/set", 100),)),
     wire.AcknowledgeMarks(2),
     wire.AcknowledgeReport(3),
-    wire.ReadFile(4, "a.1", b"stdout", 9, 100),
+    wire.ReadFile(stream=4, lease_id="a.1", name=b"stdout", offset=9, credit=100),
     wire.ReadCredit(4, 100),
     wire.CloseStream(4),
-    wire.ListFiles(5, "a.1", ("out/**",)),
+    wire.ListFiles(stream=5, lease_id="a.1", patterns=("out/**",)),
     wire.FetchedChunk(6, b"content"),
     wire.ServeMemoryOrder("gpu1", b"certificate", b"key", "10.0.0.1"),
     wire.MakeCopyOrder("b1:1", 2, ENDPOINT, wire.Ticket(b"claims", b"secret")),
@@ -187,13 +224,27 @@ def test_a_message_beyond_the_largest_size_is_refused_unread() -> None:
 )
 def test_a_machine_that_cannot_be_is_refused(capacity: Capacity) -> None:
     with pytest.raises(ProtocolError, match=r"not a message|named twice"):
-        wire.decode_from_agent(wire.encode(wire.AgentHello(1, "0", "gpu1", (), wire.ReportedCapacity.of(capacity))))
+        wire.decode_from_agent(
+            wire.encode(
+                wire.AgentHello(
+                    protocol=1, version="0", node="gpu1", attempts=(), capacity=wire.ReportedCapacity.of(capacity)
+                )
+            )
+        )
 
 
-@pytest.mark.parametrize("usage", [Usage(1001), Usage(-1), Usage(0, 0, -1), Usage(gpus=(GpuUsage(0, 5000),))])
+@pytest.mark.parametrize(
+    "usage",
+    [
+        Usage(cpu_busy_milli=1001),
+        Usage(cpu_busy_milli=-1),
+        Usage(cpu_busy_milli=0, cpu_outside_milli=0, memory_bytes=-1),
+        Usage(gpus=(GpuUsage(0, 5000),)),
+    ],
+)
 def test_a_measurement_that_cannot_be_is_refused(usage: Usage) -> None:
     with pytest.raises(ProtocolError, match=r"not a message.*usage"):
-        wire.decode_from_agent(wire.encode(wire.Heartbeat("gpu1", usage)))
+        wire.decode_from_agent(wire.encode(wire.Heartbeat(node="gpu1", usage=usage)))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +266,17 @@ def test_a_measurement_that_cannot_be_is_refused(usage: Usage) -> None:
     ids=str,
 )
 def test_an_end_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
-    end = msgspec.to_builtins(wire.AttemptEndedReport(3, "a.1", 5, Outcome(Ending.EXITED, exit_code=3), 7, (0,), 1))
+    end = msgspec.to_builtins(
+        wire.AttemptEndedReport(
+            seq=3,
+            lease_id="a.1",
+            fence=5,
+            outcome=Outcome(Ending.EXITED, exit_code=3),
+            pid=7,
+            cores=(0,),
+            mark_age_ms=1,
+        )
+    )
     assert isinstance(wire.decode_from_agent(msgspec.msgpack.encode(end)), wire.AttemptEndedReport)
     with pytest.raises(ProtocolError):
         wire.decode_from_agent(msgspec.msgpack.encode({**end, **change}))
@@ -234,14 +295,16 @@ def test_an_end_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     ],
 )
 def test_an_order_that_no_machine_can_carry_out_is_refused(command: Command, claim: Claim) -> None:
-    order = wire.StartAttemptOrder("gpu1", "a.1", 5, "job", command, claim, 60_000)
+    order = wire.StartAttemptOrder(
+        node="gpu1", lease_id="a.1", fence=5, job_id="job", command=command, claim=claim, hold_ms=60_000
+    )
     with pytest.raises(ProtocolError, match="out of range"):
         wire.decode_to_agent(wire.encode(order))
 
 
 def test_an_outcome_is_within_its_bounds_whoever_made_it() -> None:
     beyond = Outcome(Ending.EXITED, 2**40, -(2**40), "é" * 100_000, 2**70, 2**70, -1)
-    ended = wire.AttemptEndedReport(1, "a.1", 5, beyond)
+    ended = wire.AttemptEndedReport(seq=1, lease_id="a.1", fence=5, outcome=beyond)
     assert wire.decode_from_agent(wire.encode(ended)) == ended
     assert beyond.detail.endswith("…")
 
@@ -251,11 +314,13 @@ def test_a_greeting_and_a_list_of_copies_of_any_length_are_sent_in_pages() -> No
         ids = tuple(f"job{number}.1" for number in range(count))
         said: list[Any] = [
             wire.decode_from_agent(wire.encode(one))
-            for one in wire.greeting(wire.AgentHello(wire.PROTOCOL, "0", "gpu1", ids))
+            for one in wire.greeting(wire.AgentHello(protocol=wire.PROTOCOL, version="0", node="gpu1", attempts=ids))
         ]
         assert [one.more for one in said] == [True] * (len(said) - 1) + [False]
         assert tuple(name for one in said for name in one.attempts) == ids
-        report = wire.MemoryServedReport("gpu1", ENDPOINT, b"k" * 32, ids, ids[: count // 3])
+        report = wire.MemoryServedReport(
+            node="gpu1", endpoint=ENDPOINT, key=b"k" * 32, copies=ids, on_disk=ids[: count // 3]
+        )
         listed: list[Any] = [wire.decode_from_agent(wire.encode(one)) for one in wire.served_pages(report)]
         assert [one.more for one in listed] == [True] * (len(listed) - 1) + [False]
         assert tuple(name for one in listed for name in one.copies) == ids
@@ -263,7 +328,10 @@ def test_a_greeting_and_a_list_of_copies_of_any_length_are_sent_in_pages() -> No
 
 
 def test_an_agent_from_before_there_were_marks_is_understood() -> None:
-    for message in (wire.Heartbeat("gpu1", Usage(), 12), wire.AttemptEndedReport(3, "a.1", 5, Outcome(Ending.LOST))):
+    for message in (
+        wire.Heartbeat(node="gpu1", usage=Usage(), beat=12),
+        wire.AttemptEndedReport(seq=3, lease_id="a.1", fence=5, outcome=Outcome(Ending.LOST)),
+    ):
         old = msgspec.msgpack.decode(wire.encode(message))
         for field in ("marks", "mark_age_ms"):
             old.pop(field, None)

@@ -139,7 +139,15 @@ def test_no_run_is_forgotten_by_the_predictor_until_ninety_days_have_passed(
     machine: Machine, by_ms: int, tmp_path: Path
 ) -> None:
     with closing(TaskHistory(tmp_path / "predictions.db")) as history:
-        run = TaskRun("task-1", 1, "ana", "sleep #", (), memory_bytes=5, ended_at_ms=machine.clock.now_ms())
+        run = TaskRun(
+            task_id="task-1",
+            attempt=1,
+            user="ana",
+            key="sleep #",
+            features=(),
+            memory_bytes=5,
+            ended_at_ms=machine.clock.now_ms(),
+        )
         assert history.record([run]) == [run]
         for situation in machine.wrong_clocks(by_ms):
             assert history.fold(machine.cutoff_ms(KEPT_MS)) == 0, situation
@@ -175,20 +183,36 @@ def test_the_learning_of_the_load_goes_on(machine: Machine, by_ms: int) -> None:
 def test_a_budget_neither_refuses_for_good_nor_pays_twice(machine: Machine, by_ms: int) -> None:
     rules = WorkerRules(budget_per_day_micro=40 * DOLLAR)  # a boot a year later cannot tell how long the worker ran
     worker = Worker(
-        *("w1", "aws", "cpu", WorkerResources(2000, 1 << 30), NOON_MS),
+        id="w1",
+        provider="aws",
+        worker_type="cpu",
+        resources=WorkerResources(2000, 1 << 30),
+        created_at_ms=NOON_MS,
         price_micro=DOLLAR,
         state=WorkerState.JOINED,
         booted_at_ms=NOON_MS,
         joined_at_ms=NOON_MS,
     )
-    ledger = Ledger([rules, Spending("aws", NOON_MS // DAY_MS, 5 * DOLLAR, NOON_MS), worker])
+    ledger = Ledger(
+        [rules, Spending(provider="aws", day=NOON_MS // DAY_MS, spent_micro=5 * DOLLAR, as_of_ms=NOON_MS), worker]
+    )
     for situation in machine.wrong_clocks(by_ms):
         if situation == "half a day later":
             break
         ledger.apply([settle(ledger, "aws", machine.clock.now_ms(), machine.wall)])
         state = budget_state(ledger, machine.clock.now_ms(), machine.wall)
         assert (
-            state.refusal(Worker("w2", "aws", "cpu", WorkerResources(), NOON_MS, price_micro=DOLLAR // 100)) is None
+            state.refusal(
+                Worker(
+                    id="w2",
+                    provider="aws",
+                    worker_type="cpu",
+                    resources=WorkerResources(),
+                    created_at_ms=NOON_MS,
+                    price_micro=DOLLAR // 100,
+                )
+            )
+            is None
         ), situation
         if not situation.startswith("a boot"):
             assert state.spent_micro >= 5 * DOLLAR, f"{situation}: what was spent today is spent"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distributed_grid import __version__, wire
 from distributed_grid.adapters.clock import FILE as AGE_FILE
 from distributed_grid.adapters.clock import AgeClock
-from distributed_grid.agent.execution.attempt import FAILED_STARTS, AttemptExit, AttemptLaunch, AttemptSpec
+from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch, AttemptSpec
 from distributed_grid.agent.execution.disk_guard import DiskGuard
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.launch import node_environment
@@ -41,7 +41,7 @@ from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.borrowed_work import WATCH_MS, HostedWork, OutgrownLeases
 from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.agent.owner.usage_meter import RayLoan, UsageMeter
-from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.supervision import start_logged, start_restarted
@@ -61,9 +61,6 @@ SIGNAL_LAG_MS = 500
 SILENT_POLLS = 3
 """Reads without a notice after which an earlier one counts as withdrawn."""
 SendToControl = Callable[[wire.FromAgent], None]
-_ENDINGS = {"hold_expired": Ending.LOST, "over_disk_limit": Ending.OVER_LIMIT} | dict.fromkeys(
-    FAILED_STARTS, Ending.NEVER_STARTED
-)
 log = logging.getLogger(__name__)
 
 
@@ -181,7 +178,7 @@ class Agent:
             await self._memory.start()
             self._memory.report_served()
         loops: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
-            "carrying out orders": self._obey,
+            "carrying out orders": self._process_orders,
             "the heartbeat": self._beat,
             "removal of old files": self._sweep,
             "the watch for the owner": lambda: self.guard.watch(AsyncioTasks().sleep),
@@ -215,9 +212,9 @@ class Agent:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
         capacity = wire.ReportedCapacity.of(self._capacity()) if self._capacity is not None else None
         hello = wire.AgentHello(
-            wire.PROTOCOL,
-            __version__,
-            node,
+            protocol=wire.PROTOCOL,
+            version=__version__,
+            node=node,
             attempts=self._orders.listed(),
             capacity=capacity,
             epoch=self._epoch,
@@ -301,28 +298,19 @@ class Agent:
             self._outbox.started(report.attempt_id, report.fence, report.pid, tuple(report.cores), report.pid_start)
             return
         self._orders.ended(report.attempt_id)
+        is_early = report.outcome.detail == MACHINE_ENDS and not self.machine_end.shutdown_reason
         self._outbox.ended(
             report.attempt_id,
             report.fence,
-            Outcome(
-                _ENDINGS.get(report.kind) or Ending(report.kind),
-                exit_code=report.exit_code,
-                signal=report.signal,
-                detail=report.detail,
-                cpu_ms=report.cpu_ms,
-                max_memory_bytes=report.max_memory_bytes,
-                wall_ms=report.wall_ms,
-                node_fault=report.kind in FAILED_STARTS,
-                is_disk_overrun=report.kind == "over_disk_limit",
-            ),
+            report.outcome,
             self._marks.age_ms(report.attempt_id),
             has_checkpoint=has_checkpoint(self.host.root, report.attempt_id),
             # The SIGTERM of this machine may reach a shim before this process. The control plane has to hear first that
             # the machine ends, else it places the job here once more.
-            delay_ms=SIGNAL_LAG_MS if report.detail == MACHINE_ENDS and not self.machine_end.shutdown_reason else 0,
+            delay_ms=SIGNAL_LAG_MS if is_early else 0,
         )
 
-    async def _obey(self) -> None:
+    async def _process_orders(self) -> None:
         """Carry out orders, each in its turn."""
         while True:
             order = await self._queue.get()
@@ -429,9 +417,9 @@ class Agent:
                     max(-wire.MAX_JUMP_MS, min(ages.jump.by_ms, wire.MAX_JUMP_MS)), ages.waits_ms
                 )
             heartbeat = wire.Heartbeat(
-                node,
-                usage,
-                beat,
+                node=node,
+                usage=usage,
+                beat=beat,
                 generation=self.guard.generation,
                 yields=self.guard.yields,
                 marks=marks,
@@ -539,7 +527,7 @@ class HostedAttempts:
         )
 
     async def stop(self, order: wire.StopAttemptOrder) -> None:
-        await self._host.stop_attempt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
+        await self._host.stop_attempt(order.lease_id, ending=order.ending, detail=order.detail, grace_ms=order.grace_ms)
 
     def resize(self, order: wire.ResizeAttemptOrder) -> None:
         self._host.resize(order.lease_id, order.memory_bytes, order.most_memory_bytes)
@@ -558,7 +546,7 @@ class HostedCommands:
         self._guard.displace(attempt_id, reason, in_ms)
 
     async def stop(self, attempt_id: str, reason: str, grace_ms: int) -> None:
-        await self._host.stop_attempt(attempt_id, kind="reclaimed", detail=reason, grace_ms=grace_ms)
+        await self._host.stop_attempt(attempt_id, ending=Ending.RECLAIMED, detail=reason, grace_ms=grace_ms)
 
 
 class AsyncioTasks:

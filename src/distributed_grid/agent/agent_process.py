@@ -37,6 +37,7 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.machine_end import CONTROL_PLANE, SIGNAL, notice_source
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.uplink import EndpointUnknown, Uplink
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import BadInput, GridError, Unreachable
@@ -391,7 +392,9 @@ async def _stop_jobs(agent_dir: AgentDir, grace_ms: int = STOP_GRACE_MS) -> int:
     await host.start()
     try:
         for attempt_id in host.running():
-            await host.stop_attempt(attempt_id, kind="cancelled", detail="the node was stopped", grace_ms=grace_ms)
+            await host.stop_attempt(
+                attempt_id, ending=Ending.CANCELLED, detail="the node was stopped", grace_ms=grace_ms
+            )
         async with asyncio.timeout(STOP_SECONDS):
             while host.running():
                 await asyncio.sleep(0.02)

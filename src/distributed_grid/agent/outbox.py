@@ -51,7 +51,14 @@ class Outbox:
             if self._launched.get(attempt_id) is launched:
                 del self._launched[attempt_id]
                 self._post(
-                    AttemptStartedReport(next(self._numbers), attempt_id, fence, pid, cores, pid_start=pid_start)
+                    AttemptStartedReport(
+                        seq=next(self._numbers),
+                        lease_id=attempt_id,
+                        fence=fence,
+                        pid=pid,
+                        cores=cores,
+                        pid_start=pid_start,
+                    )
                 )
 
         self._call_later(SHORT_MS, report)
@@ -75,13 +82,27 @@ class Outbox:
             return
         launched = self._launched.pop(attempt_id, None) or _Launched(fence, 0, (), 0)
         seq = self._ends[attempt_id] = next(self._numbers)
-        start = (launched.pid, launched.cores, mark_age_ms, launched.pid_start)
-        report = AttemptEndedReport(seq, attempt_id, fence, outcome, *start, has_checkpoint=has_checkpoint)
+        report = AttemptEndedReport(
+            seq=seq,
+            lease_id=attempt_id,
+            fence=fence,
+            outcome=outcome,
+            pid=launched.pid,
+            cores=launched.cores,
+            mark_age_ms=mark_age_ms,
+            pid_start=launched.pid_start,
+            has_checkpoint=has_checkpoint,
+        )
         self._unacknowledged[seq] = report
+
+        def send() -> None:
+            if seq in self._unacknowledged:
+                self._send(report)
+
         if delay_ms:
-            self._call_later(delay_ms, lambda: self._send_if_unacknowledged(seq))
+            self._call_later(delay_ms, send)
         else:
-            self._send(report)
+            send()
 
     def paused(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
         self._post(AttemptPausedReport(next(self._numbers), attempt_id, fence, paused, clipped(detail)))
@@ -148,10 +169,6 @@ class Outbox:
     def stop(self) -> None:
         """Drop unsent starts. Safe twice."""
         self._launched.clear()
-
-    def _send_if_unacknowledged(self, seq: int) -> None:
-        if seq in self._unacknowledged:
-            self._send(self._unacknowledged[seq])
 
     def _post(self, report: Report) -> None:
         self._unacknowledged[report.seq] = report

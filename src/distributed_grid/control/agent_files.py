@@ -312,7 +312,9 @@ class RemoteFiles:
         agent, stream, answers = self._streams.open(node)
         parts: list[bytes] = []
         start, size, credit = -1, 0, min(most, STREAM_CREDIT_BYTES)
-        agent.send(ReadFile(stream, lease_id, name=name, offset=offset, credit=credit, from_end=from_end))
+        agent.send(
+            ReadFile(stream=stream, lease_id=lease_id, name=name, offset=offset, credit=credit, from_end=from_end)
+        )
         try:
             while True:
                 answer = await self._streams.next_part(answers, node)
@@ -342,7 +344,9 @@ class RemoteFiles:
         def decode(page: bytes, known: int) -> tuple[ManifestEntry, ...]:
             return decode_listing(page, limit_files=file_selection.FETCH_LIMIT_FILES - known)
 
-        listing = await self._list(node, ListFiles(0, lease_id, patterns, shipped=shipped), decode)
+        listing = await self._list(
+            node, ListFiles(stream=0, lease_id=lease_id, patterns=patterns, shipped=shipped), decode
+        )
         if len({entry.path for entry in listing.entries}) < len(listing.entries):
             raise ProtocolError(f"{node} lists a file twice")
         return listing
@@ -350,12 +354,14 @@ class RemoteFiles:
     async def find_tree(self, node: str, lease_id: str) -> AttemptOutputFile:
         """All entries of the directory of an attempt or of a move's original, files with their digests. Links may lead
         outside; otherwise it is a sound tree."""
-        listing = await self._list(node, ListFiles(0, lease_id, (), tree=True), _decode_tree)
+        listing = await self._list(node, ListFiles(stream=0, lease_id=lease_id, patterns=(), tree=True), _decode_tree)
         return AttemptOutputFile(manifest_of(listing.entries).entries, listing.skipped)
 
     async def find_checkpoint(self, node: str, lease_id: str) -> AttemptOutputFile:
         """All entries of the checkpoint directory of an attempt, without digests and unchecked."""
-        return await self._list(node, ListFiles(0, lease_id, (), checkpoint=True), _decode_tree)
+        return await self._list(
+            node, ListFiles(stream=0, lease_id=lease_id, patterns=(), checkpoint=True), _decode_tree
+        )
 
     async def _list(
         self, node: str, order: ListFiles, decode: Callable[[bytes, int], tuple[ManifestEntry, ...]]

@@ -59,8 +59,8 @@ def heartbeat_reply(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatRe
     leases = ledger.leases_of(message.node) if ledger.bindings else ()
     lent = NodeClaims(lease.claim for lease in leases if lease.engine and not lease.job and lease.claim is not None)
     return HeartbeatReply(
-        message.beat,
-        _hold_of(ledger, message.node),
+        beat=message.beat,
+        hold_ms=_hold_of(ledger, message.node),
         ray_cpu_milli=lent.cpu_milli,
         ray_memory_bytes=lent.memory_bytes,
         ray_gpu_milli=sum(lent.gpu_milli.values()),
@@ -90,13 +90,13 @@ def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToA
     attempt = effect.job.attempt
     assert attempt is not None
     if isinstance(effect, StartAttempt):
-        used = ledger.leases.get(effect.lease.request.within, effect.lease)
+        used = ledger.leases.get(effect.lease.request.use_lease, effect.lease)
         claim = used.claim
         assert claim is not None
         seen = ledger.observations.get(effect.node)
         return StartAttemptOrder(
-            effect.node,
-            attempt.lease_id,
+            node=effect.node,
+            lease_id=attempt.lease_id,
             fence=attempt.fence,
             job_id=effect.job.id,
             command=replace(effect.job.command, payload=""),  # only pull workers read it
@@ -123,7 +123,7 @@ def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToA
     grace_ms = effect.job.command.grace_ms
     if worker is not None and worker.notice is not None and worker.leaving_at_ms:  # it must be over before the machine
         grace_ms = min(grace_ms, max(worker.notice.stop_by_ms - stop.asked_at_ms, 0))
-    return StopAttemptOrder(attempt.lease_id, attempt.fence, str(ending), clipped(stop.detail), grace_ms)
+    return StopAttemptOrder(attempt.lease_id, attempt.fence, ending, clipped(stop.detail), grace_ms)
 
 
 def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...]) -> Event:
@@ -132,8 +132,8 @@ def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...
     attempt = int(number) if number.isdecimal() and len(number) < MAX_NUMBER_DIGITS else 0
     if isinstance(message, AttemptStartedReport):
         return AttemptStarted(
-            uid,
-            attempt,
+            uid=uid,
+            number=attempt,
             fence=message.fence,
             pid=message.pid,
             cores=message.cores,
@@ -142,15 +142,15 @@ def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...
         )
     if isinstance(message, AttemptPausedReport):
         return AttemptPaused(
-            uid, attempt, fence=message.fence, paused=message.paused, detail=message.detail, nodes=nodes
+            uid=uid, number=attempt, fence=message.fence, paused=message.paused, detail=message.detail, nodes=nodes
         )
     if isinstance(message, CheckpointAge):
         return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)
     if isinstance(message, HeldMemory):
         return AttemptOutgrown(uid, attempt, message.fence, message.memory_bytes, nodes)
     return AttemptEnded(
-        uid,
-        attempt,
+        uid=uid,
+        number=attempt,
         fence=message.fence,
         outcome=message.outcome,
         nodes=nodes,

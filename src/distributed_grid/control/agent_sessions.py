@@ -256,10 +256,17 @@ class AgentSessions:
                         log.warning("%s was declared lost: its agent is to greet anew", message.node)
                         via.close("this node was declared lost")
                     return
-                report = (message.usage, message.beat, message.generation, message.yields, message.capacity is None)
                 jump = message.clock_jump
-                clock = (jump.by_ms, jump.waits_ms) if jump is not None else (0, 0)
-                seen = HeartbeatReceived(message.node, *report, *clock)
+                seen = HeartbeatReceived(
+                    name=message.node,
+                    usage=message.usage,
+                    beat=message.beat,
+                    generation=message.generation,
+                    yields=message.yields,
+                    repeats=message.capacity is None,
+                    clock_jump_ms=jump.by_ms if jump is not None else 0,
+                    clock_waits_ms=jump.waits_ms if jump is not None else 0,
+                )
                 self._grid.observe(seen)
                 node, now = self._grid.ledger.nodes.get(message.node), self._grid.now_ms()
                 if node is not None:
@@ -463,8 +470,15 @@ class AgentSessions:
         unlisted = await self._grid.read(lambda ledger, now: unlisted_attempts(ledger, hello))
         running = tuple(attempt.lease_id for attempt in unlisted if self._registry.is_running(attempt))
         ordered = tuple(sorted(self._live_orders(hello.node)))
-        seen = (hello.boot, hello.machine, running, ordered, self._since_ms)
-        listed = AttemptsListed(hello.node, hello.attempts, *seen)
+        listed = AttemptsListed(
+            node=hello.node,
+            attempts=hello.attempts,
+            boot=hello.boot,
+            machine=hello.machine,
+            running=running,
+            ordered=ordered,
+            ordered_since_ms=self._since_ms,
+        )
         await self._grid.handle_with_retry(listed)
 
     async def _reject(self, reason: str, via: AgentSide) -> None:
@@ -492,8 +506,8 @@ class AgentSessions:
         # the owner of its machine is the same for all its nodes
         rules = next(filter(None, map(self._registry.owner_rules, via.nodes)), None)
         return Welcome(
-            PROTOCOL,
-            __version__,
+            protocol=PROTOCOL,
+            version=__version__,
             epoch=epoch,
             hold_ms=node.hold_ms,
             heartbeat_ms=HEARTBEAT_MS,
@@ -515,7 +529,7 @@ class AgentSessions:
         if len(unwanted) < MAX_ATTEMPTS:
             unwanted[lease_id] = fence
         reason = "nobody waits for it any more"
-        via.send(StopAttemptOrder(lease_id, fence, str(Ending.CANCELLED), reason, UNWANTED_GRACE_MS))
+        via.send(StopAttemptOrder(lease_id, fence, Ending.CANCELLED, reason, UNWANTED_GRACE_MS))
 
     async def _compare(self, message: Report, via: AgentSide) -> None:
         """Compare a reported attempt with the ledger: an ended one is not unwanted any more, and a started one may have

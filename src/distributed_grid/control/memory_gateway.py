@@ -117,7 +117,7 @@ class MemoryGateway:
     async def unknown(self, node: str) -> None:
         """Forget the address of a new agent's memory server until it reports it."""
         if node in self._grid.ledger.memory_servers:
-            await self._grid.handle_with_retry(events.MemoryServed(MemoryServerRow(node, gone=True)))
+            await self._grid.handle_with_retry(events.MemoryServed(MemoryServerRow(node=node, gone=True)))
 
     def gone(self, via: AgentSide) -> None:
         """An agent's connection has ended: drop its incomplete lists. Safe twice."""
@@ -183,8 +183,8 @@ def event_of(
     if isinstance(message, MemoryServedReport):
         endpoint = message.endpoint
         lender = MemoryServerRow(
-            message.node,
-            endpoint.host,
+            node=message.node,
+            host=endpoint.host,
             port=endpoint.port,
             fingerprint=endpoint.fingerprint,
             path=endpoint.path,
@@ -193,7 +193,7 @@ def event_of(
         )
         return events.MemoryServed(lender, message.on_disk)
     if isinstance(message, MemoryFailedReport):
-        return events.MemoryServed(MemoryServerRow(message.node, gone=True), problem=message.problem)
+        return events.MemoryServed(MemoryServerRow(node=message.node, gone=True), problem=message.problem)
     if isinstance(message, CopyMadeReport):
         return events.CopyMade(message.source, message.generation, message.problem, nodes)
     return events.MemoryReclaimRequested(message.node, message.memory_bytes)

@@ -43,7 +43,7 @@ class CopyMove(Struct, frozen=True):
     why: str
 
 
-class Block(Row, frozen=True):
+class Block(Row, frozen=True, kw_only=True):
     kind: ClassVar[str] = "block"
 
     id: str
@@ -88,7 +88,7 @@ class Block(Row, frozen=True):
         return (*self.places, *self.leaving, *((self.moving.place,) if self.moving is not None else ()))
 
 
-class MemoryServerRow(Row, frozen=True):
+class MemoryServerRow(Row, frozen=True, kw_only=True):
     """Memory server of a node that can be used now. Never stored: the key is a secret."""
 
     kind: ClassVar[str] = "memory_server"

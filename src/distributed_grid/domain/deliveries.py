@@ -29,7 +29,7 @@ class DeliveryEnd(enum.StrEnum):
     """There is nothing to bring: the job never started, or its directory is gone."""
 
 
-class DeliveredFiles(Struct, frozen=True, omit_defaults=True):
+class DeliveredFiles(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Files that were written into a directory, and what their user has to know about them."""
 
     directory: str = ""

@@ -45,7 +45,7 @@ class EngineCapacity(Row, frozen=True):
         return self.gone
 
 
-class EngineRow(Row, frozen=True):
+class EngineRow(Row, frozen=True, kw_only=True):
     """An engine that carries leases; it stays registered over restarts of the control plane, until it is removed."""
 
     kind: ClassVar[str] = "engine"
@@ -71,7 +71,7 @@ GROUP_PREFIX = "grid-boost-"
 _GROUP_NAME = re.compile(f"{GROUP_PREFIX}(.{{1,200}})-([0-9]{{1,19}})")
 
 
-class Binding(Row, frozen=True):
+class Binding(Row, frozen=True, kw_only=True):
     """A lease's reservation on a node of an engine."""
 
     kind: ClassVar[str] = "binding"

@@ -69,7 +69,7 @@ class NodeForgotten(Event, frozen=True):
     name: str
 
 
-class HeartbeatReceived(Event, frozen=True):
+class HeartbeatReceived(Event, frozen=True, kw_only=True):
     """A heartbeat with its measurements arrived."""
 
     name: str
@@ -162,7 +162,7 @@ class AlertChanged(Event, frozen=True):
 # ------------------------------------------------------------------ engines
 
 
-class EngineRegistered(Event, frozen=True):
+class EngineRegistered(Event, frozen=True, kw_only=True):
     """An engine has to carry leases, or the grid has started it anew with another `session`."""
 
     name: str
@@ -178,7 +178,7 @@ class EngineRemoved(Event, frozen=True):
     detail: str = ""
 
 
-class EngineNode(Struct, frozen=True):
+class EngineNode(Struct, frozen=True, kw_only=True):
     """A node as an engine sees it."""
 
     id: str
@@ -190,7 +190,7 @@ class EngineNode(Struct, frozen=True):
     room: EngineResources = EngineResources()  # total without the shares of others
 
 
-class EngineObserved(Event, frozen=True):
+class EngineObserved(Event, frozen=True, kw_only=True):
     """An engine listed its nodes and the placement groups of the grid, as of `asked_at_ms`."""
 
     name: str
@@ -236,7 +236,7 @@ class LeaseAsked(Event, frozen=True):
     again: bool = False  # the id of an ended lease may be used once more
 
 
-class LeaseClaimed(Event, frozen=True):
+class LeaseRecovered(Event, frozen=True, kw_only=True):
     """A lease that this ledger lacks was found elsewhere; it is a claim until its node confirms it."""
 
     request: Request
@@ -247,10 +247,10 @@ class LeaseClaimed(Event, frozen=True):
     ends_at_ms: int
 
 
-class ClaimsRead(Event, frozen=True):
+class LeasesRecovered(Event, frozen=True):
     """All leases that a new ledger can recover from elsewhere were read; this happens once."""
 
-    claims: tuple[LeaseClaimed, ...] = ()
+    claims: tuple[LeaseRecovered, ...] = ()
 
 
 class RequestRefused(Event, frozen=True):
@@ -293,7 +293,7 @@ class LeaseExtended(Event, frozen=True):
 # ------------------------------------------------------------------ jobs and attempts
 
 
-class JobSubmitted(Event, frozen=True):
+class JobSubmitted(Event, frozen=True, kw_only=True):
     """A user wants a command to run under a lease."""
 
     id: str
@@ -321,7 +321,7 @@ class JobDetached(Event, frozen=True):
     reason: str
 
 
-class AttemptStarted(Event, frozen=True):
+class AttemptStarted(Event, frozen=True, kw_only=True):
     uid: str
     number: int
     fence: int
@@ -331,7 +331,7 @@ class AttemptStarted(Event, frozen=True):
     pid_start: int = 0
 
 
-class AttemptPaused(Event, frozen=True):
+class AttemptPaused(Event, frozen=True, kw_only=True):
     """The agent paused or resumed an attempt for the node's owner."""
 
     uid: str
@@ -362,7 +362,7 @@ class AttemptOutgrown(Event, frozen=True):
     nodes: tuple[str, ...] = ()
 
 
-class AttemptEnded(Event, frozen=True):
+class AttemptEnded(Event, frozen=True, kw_only=True):
     """The agent has proven that the whole process tree of an attempt is gone."""
 
     uid: str
@@ -378,7 +378,7 @@ class AttemptEnded(Event, frozen=True):
     has_checkpoint: bool = False  # its checkpoint directory is not empty
 
 
-class AttemptsListed(Event, frozen=True):
+class AttemptsListed(Event, frozen=True, kw_only=True):
     """An agent connected (again) and listed its attempts, by lease id."""
 
     node: str
@@ -404,7 +404,7 @@ class StartsExpired(Event, frozen=True):
     attempts: tuple[str, ...]
 
 
-class CheckpointShipped(Event, frozen=True):
+class CheckpointShipped(Event, frozen=True, kw_only=True):
     """The checkpoint directory of a job's last attempt was copied here, or cannot be had."""
 
     uid: str
@@ -437,7 +437,7 @@ class FilesUndeliverable(Event, frozen=True):
     problem: str
 
 
-class FilesFetched(Event, frozen=True):
+class FilesFetched(Event, frozen=True, kw_only=True):
     """A user has fetched files of a job by hand."""
 
     job: str
@@ -451,7 +451,7 @@ class FilesFetched(Event, frozen=True):
 # ------------------------------------------------------------------ blocks of the memory pool
 
 
-class BlockAsked(Event, frozen=True):
+class BlockAsked(Event, frozen=True, kw_only=True):
     """A user wants bytes in the memory of other nodes."""
 
     id: str
@@ -645,7 +645,7 @@ class WorkerGone(Event, frozen=True):
     wall_ms: int
 
 
-class ListedInstance(Struct, frozen=True):
+class ListedInstance(Struct, frozen=True, kw_only=True):
     """A machine in a provider's list."""
 
     worker_id: str

@@ -17,7 +17,7 @@ from distributed_grid.masking.command_line import mask_secrets
 
 
 class Ending(enum.StrEnum):
-    """How an attempt, and with the last one its job, ended."""
+    """Kind of end of an attempt; that of the last one is that of its job."""
 
     EXITED = "exited"
     SIGNALLED = "signalled"
@@ -41,12 +41,7 @@ RunTime = Annotated[int, Meta(ge=0, le=MAX_RUN_MS)]
 
 
 class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
-    """How a run ended: exactly, with the exit code or signal where there was one.
-
-    Whoever makes one, it is within its bounds: what is stored can be read again, and what is reported is understood.
-    `node_fault`: it never started because of its node (too slow to start it, no room on its disk), and can start
-    elsewhere. `is_disk_overrun`: the limit it exceeded was one of its node's disk; more memory does not help.
-    """
+    """Exact end of an attempt. A value beyond its bounds is cut, so that every outcome can be stored and sent."""
 
     ending: Ending
     exit_code: Status | None = None
@@ -56,7 +51,8 @@ class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
     max_memory_bytes: Annotated[int, Meta(ge=0, le=MAX_AMOUNT)] = 0
     wall_ms: RunTime = 0
     node_fault: bool = False
-    is_disk_overrun: bool = False
+    """It never started because of its node (too slow, or its disk is full), and can start elsewhere."""
+    is_disk_overrun: bool = False  # its limit was one of the disk of its node: more memory does not help
 
     def __post_init__(self) -> None:
         if len(self.detail) > MAX_DETAIL_CHARS:
@@ -116,34 +112,25 @@ class Command(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 MAX_RERUNS = 3
-"""How often a job is run again with a bigger limit that the grid gave it."""
+"""Reruns of a job with a larger limit that the grid gave it."""
 
 
-class JobEstimate(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What earlier runs of its command say of a job when it is submitted.
-
-    `memory_limits` are the limits of its first run and of its reruns, each above the one before; there are none where
-    the user has stated needs, or too little is known. `run_ms` is its expected run time (0: not known), `input_bytes`
-    the size of the files that its command names. The rest says how the limits were found: `confidence_milli` is in
-    thousandths, and `samples` how many runs were known. `reduced_from_bytes` is the size that was learned, where the
-    job has waited for it too long and got what was free (0: it did not).
-    """
+class JobEstimate(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
+    """Needs of a job by earlier runs of its command, when it was submitted."""
 
     memory_limits: tuple[int, ...] = ()
-    run_ms: int = 0
-    input_bytes: int = 0
-    tier: str = ""
+    """Of its first run and its reruns, each above the one before; none for stated needs, or if too little is known."""
+    run_ms: int = 0  # expected run time; 0: unknown
+    input_bytes: int = 0  # size of the files that its command names
+    tier: str = ""  # source of the limits
     confidence_milli: int = 0
-    samples: int = 0
+    samples: int = 0  # number of known runs
     reduced_from_bytes: int = 0
+    """Learned size, if the job waited for it too long and got the free memory; 0: it did not."""
 
 
-class Attempt(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One run of a job under one lease; `boot` and `machine` are the node's at the time: what a restart of the machine
-    interrupts, or what an agent of another machine or directory was ordered, may have run, and is not simply ordered
-    again. `pid` and `pid_start` name its process. `marked_at_ms` is when it last marked a checkpoint; 0 is never.
-    `memory_limit_bytes` is what it may hold; 0 is any. Of a job that may outgrow its lease it is the size of the lease:
-    `growths` is how often that grew, and `growth_refused` why it could not when the job last held more."""
+class Attempt(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
+    """One run of a job under one lease."""
 
     number: int
     lease_id: str
@@ -153,19 +140,20 @@ class Attempt(Struct, frozen=True, omit_defaults=True, gc=False):
     started_at_ms: int = 0
     ended_at_ms: int = 0
     cores: tuple[int, ...] = ()
-    pid: int = 0
+    pid: int = 0  # of its process
     outcome: Outcome | None = None
-    boot: str = ""
-    marked_at_ms: int = 0
+    boot: str = ""  # of the node: a run of an earlier boot was interrupted
+    marked_at_ms: int = 0  # last checkpoint mark; 0: none
     machine: str = ""
-    pid_start: int = 0
-    memory_limit_bytes: int = 0
-    growths: int = 0
-    growth_refused: str = ""
+    """Of the agent that got the order: it may have run there, and is not simply ordered from another one."""
+    pid_start: int = 0  # of that process, in clock ticks since boot
+    memory_limit_bytes: int = 0  # 0: none. Of a job that may outgrow its lease it is the size of the lease.
+    growths: int = 0  # how often its lease grew
+    growth_refused: str = ""  # why it could not when the job last held more
 
 
 class StopOrder(Struct, frozen=True):
-    """Why a running job is being stopped, and what it becomes afterwards."""
+    """Reason to stop a running job, and its future afterwards."""
 
     ending: Ending
     detail: str
@@ -173,21 +161,15 @@ class StopOrder(Struct, frozen=True):
     requeue: bool = False
 
 
-class Job(Row, frozen=True, omit_defaults=True, gc=False):
-    """A command and its attempts. `uid` is the grid's name for it, `id` the user's; `request` is what the user asked
-    for, `overruns` how often it ran over a limit that the grid gave it. `result` is what a task that ended has
-    reported, as JSON. `restartable`: its user has declared that it may be started again from the beginning on another
-    node. `checkpoint` is the manifest of its checkpoint directory, as attempt `checkpoint_attempt` left it, with so
-    many files and bytes; that of attempt `checkpoint_from` has to be brought first (0: nothing has to be), and
-    `checkpoint_problem` is why the last one that had to could not be. `moved_at_ms` is when it was last moved.
-    `detached_at_ms` is when the command that followed it left it running (0: none has), and `detached_reason` why."""
+class Job(Row, frozen=True, omit_defaults=True, gc=False, kw_only=True):
+    """A command and its attempts."""
 
     kind: ClassVar[str] = "job"
 
-    uid: str
-    id: str
+    uid: str  # the grid's name for it
+    id: str  # the user's name for it
     command: Command
-    request: Request
+    request: Request  # of the user
     submitted_at_ms: int
     state: JobState = JobState.QUEUED
     attempts: tuple[Attempt, ...] = ()
@@ -196,20 +178,20 @@ class Job(Row, frozen=True, omit_defaults=True, gc=False):
     stop: StopOrder | None = None
     outcome: Outcome | None = None
     ended_at_ms: int = 0
-    result: str = ""
+    result: str = ""  # report of an ended task, as JSON
     estimate: JobEstimate | None = None
-    overruns: int = 0
-    restartable: bool = False
-    checkpoint: str = ""
-    checkpoint_from: int = 0
-    moved_at_ms: int = 0
+    overruns: int = 0  # runs that exceeded a limit that the grid gave
+    restartable: bool = False  # its user declares that it may start again from the beginning on another node
+    checkpoint: str = ""  # manifest of its checkpoint directory, as `checkpoint_attempt` left it
+    checkpoint_from: int = 0  # attempt whose checkpoint directory is brought first; 0: none
+    moved_at_ms: int = 0  # last move
     checkpoint_attempt: int = 0
     checkpoint_files: int = 0
     checkpoint_bytes: int = 0
-    checkpoint_problem: str = ""
+    checkpoint_problem: str = ""  # why the last directory could not be brought
     fetch: FetchOrder | None = None
     """Files to deliver when it has ended."""
-    detached_at_ms: int = 0
+    detached_at_ms: int = 0  # when the command that followed it left it running; 0: never
     detached_reason: str = ""
 
     @property
@@ -235,7 +217,7 @@ class Job(Row, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def sized_request(self) -> Request:
-        """What is asked for it: what the user did, with the limit that the grid gives it."""
+        """The request of the user, with the memory limit that the grid gives."""
         limit = self.given_limit_bytes
         return replace(self.request, ask=replace(self.request.ask, memory_bytes=limit)) if limit else self.request
 
@@ -261,7 +243,7 @@ class Job(Row, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def attempt(self) -> Attempt | None:
-        """The run that is assigned or going on, if one is."""
+        """The attempt that is assigned or runs; None if there is none."""
         if not self.attempts or self.attempts[-1].outcome is not None:
             return None
         return self.attempts[-1]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from typing import ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from distributed_grid.domain.nodes import Node
@@ -33,7 +33,7 @@ MAX_EPOCH_LEAD = 1_000_000
 """Starts of a control plane that a restored backup or a deleted database can have forgotten."""
 
 
-class WorkerKind(enum.StrEnum):
+class NodeKind(enum.StrEnum):
     """Where a request may be served: on nodes with an agent, on pull workers, or on both."""
 
     AGENT = "agent"
@@ -41,7 +41,7 @@ class WorkerKind(enum.StrEnum):
     ANY = "any"
 
 
-class Request(Struct, frozen=True, omit_defaults=True, gc=False):
+class Request(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """Request for resources: user, amounts, urgency, time, place.
 
     `require`, `labels`, `affinity` and `anti_affinity` are constraints, `prefer` is a wish; affinities name nodes,
@@ -66,11 +66,11 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False):
     gang: int = 1  # number of leases on as many nodes, all or none
     expects_ms: int = 0  # stated length; 0: unknown
     deadline_ms: int = 0  # moment by which it must be over; 0: none
-    within: str = ""  # held lease that is used instead of new resources
+    use_lease: str = field(default="", name="within")  # held lease that is used instead of new resources
     block: str = ""  # block that a copy in memory is for
     origin: str = ""  # node on which it was typed, where that is known
     limits_memory: bool = False  # its memory is the limit of a job, which really uses it
-    runs_on: WorkerKind = WorkerKind.AGENT
+    runs_on: NodeKind = NodeKind.AGENT
     task: str = ""  # of a reservation without a job, which is renewed while its node is heard
     worker: str = ""  # worker that runs in these resources, on the node's machine
     closed: tuple[tuple[str, int], ...] = ()  # nodes that have evicted the job, each with the end of its closure
@@ -97,8 +97,8 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False):
             return f"a gang must have 1 to {MAX_GANG_SIZE} members"
         if self.strategy is Strategy.NODE_SPECIFIC and not self.require:
             return "the strategy node_specific needs a node"
-        if self.within:
-            return None if self.ask == Amounts() else "what is used already need not be asked for"
+        if self.use_lease:
+            return None if self.ask == Amounts() else "a request within a lease must not name resources"
         return self.ask.problem()
 
     def naming_problem(self) -> str | None:
@@ -113,9 +113,9 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False):
             "gpu_models": self.ask.gpu_models,
             "resources": self.ask.custom,
         }
-        for field, names in lists.items():
+        for name, names in lists.items():
             if len(names) > MAX_NAMES:
-                return f"{field} may have at most {MAX_NAMES} names, and has {len(names):,}"
+                return f"{name} may have at most {MAX_NAMES} names, and has {len(names):,}"
         return None
 
     @property
@@ -129,7 +129,7 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False):
         return max(self.deadline_ms - self.expects_ms, 1) if self.deadline_ms else 0
 
 
-class Lease(Row, frozen=True, omit_defaults=True, gc=False):
+class Lease(Row, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """A request and its grant; the claim is set from the grant on."""
 
     kind: ClassVar[str] = "lease"

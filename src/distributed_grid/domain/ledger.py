@@ -280,8 +280,8 @@ class Ledger:
             _index(self.groups, lease.request.group, lease.id, holds=holds)
         if lease.gang:
             _index(self.gangs, lease.gang, lease.id, holds=holds)
-        if lease.request.within:
-            _index(self.dependents, lease.request.within, lease.id, holds=holds)
+        if lease.request.use_lease:
+            _index(self.dependents, lease.request.use_lease, lease.id, holds=holds)
         if user not in self.leases_by_user:
             self.held.pop(user, None)
 

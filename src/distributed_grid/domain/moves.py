@@ -22,15 +22,15 @@ from distributed_grid.domain.rows import HistoryEntry, Row
 from distributed_grid.domain.states import MoveState
 
 MOVE_PREFIX = "move-"
-"""How the ids of moves and of their reservations begin; agents know the files of a move by it."""
+"""Prefix of the ids of moves and of their reservations; agents know the files of a move by it."""
 DEFAULT_FREEZE_MS = 10_000
 MIN_FREEZE_MS, MAX_FREEZE_MS = 500, 60_000
 MAX_CONSIDERED = 20
-"""Jobs of a node of which it is remembered why they were moved or left."""
+"""Jobs of a node whose reason to be moved or left is kept."""
 
 
 class Way(enum.StrEnum):
-    """How work gets to another node, in the order of preference."""
+    """Ways of work to another node, in the order of preference."""
 
     START_ELSEWHERE = "start_elsewhere"
     QUEUE_ELSEWHERE = "queue_elsewhere"
@@ -40,7 +40,7 @@ class Way(enum.StrEnum):
 
 
 class MoveEnd(enum.StrEnum):
-    """How a move ended. `failed` and `cancelled`: the original was left as it was. `not_needed`: it ended by itself."""
+    """End of a move. `failed` and `cancelled`: the original was left as it was. `not_needed`: it ended by itself."""
 
     DONE = "done"
     CANCELLED = "cancelled"
@@ -49,72 +49,60 @@ class MoveEnd(enum.StrEnum):
 
 
 class MovedProcess(Struct, frozen=True, omit_defaults=True):
-    """The original of a move of a process: who it is, where it runs, where its output goes, and what was seen of it at
-    the request."""
+    """Original of a move of a process."""
 
     identity: ProcessIdentity
     cwd: str
     streams: tuple[StandardStream, ...] = ()
     shape: str = ""
-    look: ProcessLook | None = None
+    look: ProcessLook | None = None  # at it, at the time of the request
 
 
-class Move(Row, frozen=True, omit_defaults=True):
-    """One move. `id` is also the id of the request that reserves room on the target (`lease_id` is its lease).
-
-    For a job `job` is its uid from the beginning; for a process it is that of the job that takes its place, made in the
-    step that records the death. `request` is what the reservation asks for, `command` what the new job runs. `machine`
-    names the machine of the source, whose new boot id proves that the original is dead. `shipped` and `final` are
-    manifests of the working directory: shipped ahead, and as it was when frozen. From `commit_asked_at_ms` on only the
-    guard on the source knows whether the original is thawed or killed. `left_out` names files of the working directory
-    that were not shipped, with the reason. `ending` is set when somebody wants the move to
-    end, and why is in `problem`; the original is untouched or thawed when the state is `ended`. `automatic`: nobody
-    asked for it but the grid. `result` is the end of the job that took a process's place, `ran_on` and `ran_as` the
-    node and the lease of its last attempt, `results` the manifest of what it has written, once that is here. `returned`
-    counts the files that came back to the source, `kept` names those that did not replace one that was changed there
-    meanwhile, and `notes` say what else the user has to know about the return.
-    """
+class Move(Row, frozen=True, omit_defaults=True, kw_only=True):
+    """One move of a job or a process."""
 
     kind: ClassVar[str] = "move"
 
-    id: str
+    id: str  # also of the request that reserves room on the target
     user: str
     source: str
     target: str
     way: Way
-    request: Request
+    request: Request  # of the reservation
     requested_at_ms: int
     state: MoveState = MoveState.PROPOSED
     state_at_ms: int = 0
     reason: str = ""
-    automatic: bool = False
-    job: str = ""
+    automatic: bool = False  # nobody asked for it but the grid
+    job: str = ""  # uid: of the job that moves, or of the one that replaces the process, made with its recorded death
     job_id: str = ""
     process: MovedProcess | None = None
-    command: Command | None = None
-    machine: str = ""
-    lease_id: str = ""
-    shipped: str = ""
+    command: Command | None = None  # of the new job of a process
+    machine: str = ""  # of the source: its new boot id proves that the original is dead
+    lease_id: str = ""  # of the reservation
+    shipped: str = ""  # manifest of the working directory, shipped ahead
     shipped_bytes: int = 0
-    final: str = ""
+    final: str = ""  # manifest of the working directory when the original was frozen
     final_bytes: int = 0
     freeze_ms: int = DEFAULT_FREEZE_MS
     frozen_at_ms: int = 0
     frozen_for_ms: int = 0
     commit_asked_at_ms: int = 0
+    """From then on only the guard on the source knows whether the original is thawed or killed."""
     ending: MoveEnd | None = None
+    """Requested end, with its reason in `problem`; the original is untouched or thawed when the state is `ended`."""
     problem: str = ""
-    result: str = ""
-    ran_on: str = ""
-    ran_as: str = ""
-    results: str = ""
-    returned: int = 0
-    kept: tuple[str, ...] = ()
+    result: str = ""  # end of the job that replaced a process
+    ran_on: str = ""  # node of the last attempt of that job
+    ran_as: str = ""  # lease of that attempt
+    results: str = ""  # manifest of the files that the job has written, once they are here
+    returned: int = 0  # number of files that are back at the source
+    kept: tuple[str, ...] = ()  # files that were changed at the source meanwhile, and were not replaced
     is_returned: bool = False
     end: MoveEnd | None = None
     ended_at_ms: int = 0
-    notes: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # on the return, for the user
+    left_out: tuple[str, ...] = ()  # files of the working directory that were not shipped, with the reason
 
     @property
     def key(self) -> str:
@@ -138,7 +126,7 @@ class Move(Row, frozen=True, omit_defaults=True):
 
     @property
     def is_decided(self) -> bool:
-        """Whether the original will not go on: the work is the grid's to run."""
+        """Whether the kill of the original is decided: the work is the grid's to run."""
         return self.state in (MoveState.DECIDED, MoveState.DEAD, MoveState.RUNNING)
 
 
@@ -147,18 +135,17 @@ def consent_key(user: str, shape: str, cwd: str) -> str:
     return f"{user}/{cwd}\n{shape}" if cwd else f"{user}/{shape}"
 
 
-class MoveConsent(Row, frozen=True, omit_defaults=True):
-    """A user allows that processes of this command shape that run in this directory are restarted elsewhere, with these
-    variables of theirs. One without a directory was given to an earlier version and covers nothing."""
+class MoveConsent(Row, frozen=True, omit_defaults=True, kw_only=True):
+    """Consent of a user to restart processes of a command shape in a directory elsewhere."""
 
     kind: ClassVar[str] = "move_consent"
 
     user: str
     shape: str
     given_at_ms: int
-    variables: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()  # variables of the process that its restart gets
     withdrawn: bool = False
-    cwd: str = ""
+    cwd: str = ""  # empty: given to an earlier version, and covers nothing
 
     @property
     def key(self) -> str:
@@ -169,47 +156,42 @@ class MoveConsent(Row, frozen=True, omit_defaults=True):
         return self.withdrawn
 
 
-class AutoOffloadState(Row, frozen=True, omit_defaults=True):
-    """Automatic offloading, as it was set by a person (None: as the config says), and how it fares.
-
-    `failures` counts moves that failed one after the other; when there are too many it stops itself, and
-    `stopped_why` says so until it is enabled or reset. `moved_at_ms` is the end of its last move.
-    """
+class AutoOffloadState(Row, frozen=True, omit_defaults=True, kw_only=True):
+    """State of automatic offloading, as set by a person."""
 
     kind: ClassVar[str] = "auto_offload_state"
 
-    enabled: bool | None = None
+    enabled: bool | None = None  # None: as the config says
     set_by: str = ""
     set_at_ms: int = 0
-    failures: int = 0
-    stopped_why: str = ""
-    moved_at_ms: int = 0
+    failures: int = 0  # moves that failed in a row
+    stopped_why: str = ""  # why it stopped itself after too many failures; empty once it is enabled or reset
+    moved_at_ms: int = 0  # end of its last move
 
     @property
     def key(self) -> str:
         return "auto"
 
 
-class OffloadRules(Struct, frozen=True):
-    """`auto_offload` of the config: from which level (thousandths) on a node is relieved, how often that is looked at,
-    and how long nothing moves after a move."""
+class OffloadRules(Struct, frozen=True, kw_only=True):
+    """`auto_offload` of the config."""
 
     enabled: bool = False
-    cpu_high: int = 800
+    cpu_high: int = 800  # level from which a node is relieved, in thousandths; so are the next two
     memory_high: int = 800
     gpu_high: int = 800
-    interval_ms: int = 60_000
-    cooldown_ms: int = 300_000
+    interval_ms: int = 60_000  # between two evaluations
+    cooldown_ms: int = 300_000  # after a move
 
 
 class Considered(Struct, frozen=True):
-    """A job that was looked at, and why it was moved or left."""
+    """A job that automatic offloading has considered, and the reason why it was moved or left."""
 
     job: str
     reason: str
 
 
-class OffloadWatch(Row, frozen=True):
+class OffloadWatch(Row, frozen=True, kw_only=True):
     """A node between two looks: since when each resource is above its threshold (or works so much harder than others:
     `spread`), since when its memory is below the low mark again, and what the last look decided, and why.
 

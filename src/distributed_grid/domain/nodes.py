@@ -33,7 +33,7 @@ class Caps(Struct, frozen=True):
     custom: tuple[tuple[str, int], ...] | None = None
 
 
-class OfferThresholds(Struct, frozen=True):
+class OfferThresholds(Struct, frozen=True, kw_only=True):
     """Idleness that a node needs before it lends; ratios in thousandths.
 
     It lends again after `dwell_ms` at the marks or below, and stops after half of that above the marks and the margin.
@@ -51,7 +51,7 @@ class OfferThresholds(Struct, frozen=True):
     excess_milli: int = 0  # part of CPU and memory that stays free, whatever is lent
 
 
-class Node(Row, frozen=True):
+class Node(Row, frozen=True, kw_only=True):
     """A machine with an agent, or a pull worker (`host` is `pull`)."""
 
     kind: ClassVar[str] = "node"
@@ -149,7 +149,7 @@ class GpuUsage(Struct, frozen=True):
         return max(self.memory_bytes, self.all_memory_bytes)
 
 
-class Usage(Struct, frozen=True):
+class Usage(Struct, frozen=True, kw_only=True):
     """Measured usage of a node: in all, and outside the grid."""
 
     cpu_busy_milli: Milli = 0
@@ -172,7 +172,7 @@ class MissingAttempt(Struct, frozen=True):
     until_ms: int  # it may run until then; 0: for as long as a process of it is seen on this machine
 
 
-class NodeObservation(Row, frozen=True):
+class NodeObservation(Row, frozen=True, kw_only=True):
     """The last heartbeat of a node, and its consequences. Never stored: after a restart every node counts as silent."""
 
     kind: ClassVar[str] = "observation"
@@ -222,7 +222,7 @@ class NodeObservation(Row, frozen=True):
         return bool(self.rejected) and self.rejected_at_ms >= self.at_ms
 
 
-class Offer(Row, frozen=True):
+class Offer(Row, frozen=True, kw_only=True):
     """All resources that a node lends, current leases included, and the reasons why it withholds the rest."""
 
     kind: ClassVar[str] = "offer"

@@ -37,7 +37,7 @@ class ProcessType(enum.StrEnum):
 
 
 class StreamKind(enum.StrEnum):
-    """What one of the descriptors 0 to 2 is."""
+    """Kind of one of the descriptors 0 to 2."""
 
     NULL = "null"
     FILE = "file"
@@ -49,7 +49,7 @@ class StreamKind(enum.StrEnum):
 
 
 class StandardStream(Struct, frozen=True, omit_defaults=True):
-    """One of the descriptors 0 to 2: what it is, the path of a file, and whether it is opened for appending."""
+    """One of the descriptors 0 to 2: its kind, the path of a file, and whether it is opened for appending."""
 
     kind: StreamKind = StreamKind.CLOSED
     path: Text = ""
@@ -67,7 +67,7 @@ class ProcessIdentity(Struct, frozen=True):
 Digest = Annotated[str, Meta(max_length=64)]
 
 
-class ProcessLook(Struct, frozen=True, omit_defaults=True):
+class ProcessLook(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Facts of a process that a move relies on, as digests: they are compared again while it stands still."""
 
     command: Digest = ""
@@ -79,20 +79,8 @@ class ProcessLook(Struct, frozen=True, omit_defaults=True):
     obstacles: Annotated[tuple[Digest, ...], Meta(max_length=64)] = ()
 
 
-class ProcessInfo(Struct, frozen=True, omit_defaults=True):
-    """The root of a process tree and what is known of the tree as a whole.
-
-    `argv` is masked where `has_secret` (a value in it looks like one): what was masked never leaves its node. Amounts
-    (`cpu_milli`, `cpu_ms`, `pss_bytes`, `gpu_memory_bytes`) and obstacles are those of the whole tree. `cpu_milli` is
-    the use between two looks, or since its start. `age_ms` is how long it has run. `parent` names the process that
-    waits for it where that is a shell, make, a script, a supervisor, systemd or cron; empty where it was given up by
-    its parent. `needs` are regular files outside `cwd` that it has open or mapped, or that its command names, as
-    (path, bytes); system libraries are left out; 0 bytes is any size, and a path that ends with a slash a directory.
-    `environment` has only the names that were asked for; `environment_digest` is of all variables, and set where one
-    process was asked for. `cwd_problem` says why its working directory is not shipped,
-    as the end of a sentence about it; `needed_secrets` are paths in it that look like secrets, so they are not shipped,
-    and that it has open or mapped, or that its command names.
-    """
+class ProcessInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Root of a process tree; amounts and obstacles are those of the whole tree."""
 
     pid: Pid
     pid_start: Count
@@ -104,8 +92,8 @@ class ProcessInfo(Struct, frozen=True, omit_defaults=True):
     argv: Annotated[tuple[Text, ...], Meta(max_length=MAX_ARGV)]
     cwd: Text = ""
     exe: Text = ""
-    age_ms: Count = 0
-    cpu_milli: Count = 0
+    age_ms: Count = 0  # since its start
+    cpu_milli: Count = 0  # between two observations, or since its start
     cpu_ms: Count = 0
     pss_bytes: Count = 0
     gpu_memory_bytes: Count = 0
@@ -114,9 +102,9 @@ class ProcessInfo(Struct, frozen=True, omit_defaults=True):
     processes: Count = 1
     threads: Count = 1
     streams: Annotated[tuple[StandardStream, ...], Meta(max_length=3)] = ()
-    parent: Text = ""
+    parent: Text = ""  # waits for it: a shell, make, a script, a supervisor, systemd or cron; empty if it is an orphan
     job: Name = ""
-    has_secret: bool = False
+    has_secret: bool = False  # a value in `argv` looks like one, and is masked: it never leaves its node
     is_grid: bool = False
     is_ray: bool = False
     listening: Texts = ()
@@ -130,12 +118,16 @@ class ProcessInfo(Struct, frozen=True, omit_defaults=True):
     other_sessions: Count = 0
     unreadable: Text = ""
     needs: Annotated[tuple[tuple[Text, Count], ...], Meta(max_length=MAX_PATHS)] = ()
+    """Regular files outside `cwd` that it has open or mapped, or that its command names, without system libraries: path
+    and bytes; 0 bytes is any size, and a path that ends with a slash is a directory."""
     environment: Annotated[
         tuple[tuple[Name, Annotated[str, Meta(max_length=MAX_VALUE_CHARS)]], ...], Meta(max_length=MAX_VARIABLES)
     ] = ()
-    cwd_problem: Text = ""
+    """The variables that were asked for."""
+    cwd_problem: Text = ""  # why its working directory is not shipped, as the end of a sentence about it
     needed_secrets: Texts = ()
-    environment_digest: Digest = ""
+    """Files of `cwd` that look like secrets, so they are not shipped, and that it has open or mapped, or names."""
+    environment_digest: Digest = ""  # of all variables; set if one process was asked for
 
     @property
     def identity(self) -> ProcessIdentity:

@@ -35,7 +35,7 @@ class SharingMode(enum.StrEnum):
     DYNAMIC_BALANCING = "dynamic_balancing"
 
 
-class RebalancePolicy(Struct, frozen=True):
+class RebalancePolicy(Struct, frozen=True, kw_only=True):
     """Parameters of a policy; `SHARING_POLICIES` has the table. Times are in rounds."""
 
     act_after: int  # beyond a mark, before it acts
@@ -65,7 +65,7 @@ class Watermarks(Struct, frozen=True):
         return (self.high + self.low) // 2
 
 
-class RebalanceRules(Struct, frozen=True):
+class RebalanceRules(Struct, frozen=True, kw_only=True):
     """Rebalancing settings of the config."""
 
     mode: SharingMode
@@ -98,7 +98,7 @@ class Forecast(Struct, frozen=True):
     reach: int = 0
 
 
-class PressureReading(Struct, frozen=True):
+class PressureReading(Struct, frozen=True, kw_only=True):
     """Levels of a node at one moment; None where unknown. `score` combines them."""
 
     node: str
@@ -129,7 +129,7 @@ class RebalanceSchedule(Struct, frozen=True):
     contested: frozenset[str] = frozenset()  # resources that users wait for
 
 
-class PressureWatch(Struct, frozen=True):
+class PressureWatch(Struct, frozen=True, kw_only=True):
     """State of one resource of a node between two readings."""
 
     above_since_ms: int | None = None
@@ -151,7 +151,7 @@ class Advice(Struct, frozen=True):
     since_ms: int
 
 
-class RebalanceState(Row, frozen=True):
+class RebalanceState(Row, frozen=True, kw_only=True):
     """State of a node between rounds. Never stored: the leases themselves last."""
 
     kind: ClassVar[str] = "rebalance_state"

@@ -36,7 +36,7 @@ class Strategy(enum.StrEnum):
 HOUR_MS = 3_600_000
 
 
-class Quota(Struct, frozen=True):
+class Quota(Struct, frozen=True, kw_only=True):
     """The most one user, or the members of a team together, hold at once; None is "no limit"."""
 
     name: str
@@ -52,7 +52,7 @@ class Quota(Struct, frozen=True):
         return user == self.name or user in self.members or (bool(team) and team == self.name)
 
 
-class SchedulingPolicy(Row, frozen=True):
+class SchedulingPolicy(Row, frozen=True, kw_only=True):
     """Scheduling settings of the whole grid; the ledger has one row of them."""
 
     kind: ClassVar[str] = "policy"

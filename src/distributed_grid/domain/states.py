@@ -211,7 +211,7 @@ TRANSITIONS: dict[type[enum.StrEnum], tuple[str, Mapping[tuple[Any, Step], Any]]
     MoveState: ("move", MOVE_TRANSITIONS),
 }
 """By the type of the states: the noun, and its table."""
-S = TypeVar("S", NodeState, LeaseState, JobState, WorkerState, MoveState)
+S = TypeVar("S", bound=enum.StrEnum)
 
 
 def advance(state: S, step: Step) -> S:

@@ -10,7 +10,7 @@ from distributed_grid.domain.resources import WHOLE_GPU
 from distributed_grid.domain.rows import Row
 
 
-class Account(Row, frozen=True):
+class Account(Row, frozen=True, kw_only=True):
     """Decayed usage of one user up to `at_ms` (`scheduling/queue/fairness.py`).
 
     In millicore-seconds, MiB-seconds and milli-GPU-seconds, so that 64 bits are enough.
@@ -129,7 +129,7 @@ class RecentUsage(Struct, frozen=True):
     marks: tuple[MarkHistory, ...] = ()
 
 
-class UsageTrace(Struct, frozen=True):
+class UsageTrace(Struct, frozen=True, kw_only=True):
     """Volatility of one resource since `since_ms`."""
 
     level: float  # use, smoothed over half a minute

@@ -1,4 +1,4 @@
-"""Workers: machines that a provider starts for the grid, what they cost, and when they are started and given back.
+"""Workers: machines that a provider starts for the grid, their cost, and the rules of scaling.
 
 A worker is a row before anything is asked of its provider. Its id is the idempotency key of the call, the name and tag
 of the machine, and the name of the node that it becomes. It leaves the ledger only when it is proven gone: until then
@@ -68,69 +68,52 @@ def stop_margin_ms(left_ms: int) -> int:
     return min(STOP_MARGIN_MS, left_ms // 4)
 
 
-class Worker(Row, frozen=True, omit_defaults=True):
-    """One machine of a provider, from the intent to its end.
-
-    `worker_type` is its kind (`cpu`, `gpu`), `offer` the provider's own name of what is started, `price_micro` what an
-    hour of it costs (None: not known). `instance` is the provider's id of it, once that was heard. `by` asked for it;
-    `why` says why it is in its state. `problem` is the last error of its provider. `on_this_machine`: what it has comes
-    out of the control plane's machine; where that is a node of the grid, it is the `host`, which lends it what it has.
-    `warning` says where it has less than was asked for.
-
-    `asked_at_ms` is when it was first asked for, `called_at_ms` when the last call to create it began, `unanswered` how
-    many of these had no answer, `tries` how many calls in a row were not the last one needed; the next is not before
-    `next_call_at_ms`. `accepted_at_ms` is when its provider took its termination on. `missing` counts the lists since
-    then that it was not in, the last of them as of `listed_at_ms`. `unheard_since_ms` is since when its agent is not
-    heard (0: it is). `used_at_ms` is when its last lease ended; a `spare` one drains because nobody needs it.
-    `lifetime_ms` is after how long its provider ends it by itself (0: never), `ends_at_ms` when that will be, as far as
-    is known (0: it is not). `queue_ms` is for how long it may wait in a queue of its provider's; while it `waits`
-    there, which was last known at `waited_until_ms`, there is no machine yet, and it costs nothing. `notice` is its end
-    as it was announced, which never is later; the agent's word about that was last taken at `notice_at_ms`.
-    """
+class Worker(Row, frozen=True, omit_defaults=True, kw_only=True):
+    """One machine of a provider, from the intent to its end."""
 
     kind: ClassVar[str] = "worker"
 
     id: str
     provider: str
-    worker_type: str
+    worker_type: str  # `cpu` or `gpu`
     resources: WorkerResources
     created_at_ms: int
-    offer: str = ""
-    price_micro: int | None = None
+    offer: str = ""  # the provider's name of the machine type
+    price_micro: int | None = None  # of an hour; None: unknown
     state: WorkerState = WorkerState.WANTED
-    instance: str = ""
-    by: str = ""
-    why: str = ""
-    asked_at_ms: int = 0
+    instance: str = ""  # the provider's id, once it is known
+    by: str = ""  # user that asked for it
+    why: str = ""  # reason of its state
+    asked_at_ms: int = 0  # first call to create it
     booted_at_ms: int = 0
     joined_at_ms: int = 0
     terminate_at_ms: int = 0
     ended_at_ms: int = 0
-    problem: str = ""
+    problem: str = ""  # last error of its provider
     zone: str = ""
     market: str = ""
-    on_this_machine: bool = False
-    host: str = ""
-    warning: str = ""
-    unanswered: int = 0
-    called_at_ms: int = 0
-    tries: int = 0
+    on_this_machine: bool = False  # its resources come out of the control plane's machine
+    host: str = ""  # node of the control plane's machine, which lends it its resources
+    warning: str = ""  # resources that are less than asked for
+    unanswered: int = 0  # calls to create it without an answer
+    called_at_ms: int = 0  # begin of the last call to create it
+    tries: int = 0  # failed calls in a row
     next_call_at_ms: int = 0
-    accepted_at_ms: int = 0
-    missing: int = 0
-    listed_at_ms: int = 0
-    unheard_since_ms: int = 0
-    used_at_ms: int = 0
-    spare: bool = False
+    accepted_at_ms: int = 0  # when its provider accepted the termination
+    missing: int = 0  # lists since then that lack it
+    listed_at_ms: int = 0  # of the last list that lacks it
+    unheard_since_ms: int = 0  # since its agent is silent; 0: it is not
+    used_at_ms: int = 0  # end of its last lease
+    surplus: bool = field(default=False, name="spare")  # it drains because nobody needs it
     end_requested: bool = False
     """A user has requested its end: scaling down rests after it, as after one that it has given back itself."""
-    lifetime_ms: int = 0
-    ends_at_ms: int = 0
-    queue_ms: int = 0
-    waits: bool = False
-    waited_until_ms: int = 0
-    notice: EndNotice | None = None
-    notice_at_ms: int = 0
+    lifetime_ms: int = 0  # after which its provider ends it; 0: never
+    ends_at_ms: int = 0  # end by its provider; 0: unknown
+    queue_ms: int = 0  # longest wait in a queue of its provider's
+    waits: bool = False  # in such a queue: there is no machine yet, and no cost
+    waited_until_ms: int = 0  # last time at which it was known to wait
+    notice: EndNotice | None = None  # announced end, which never is postponed
+    notice_at_ms: int = 0  # last report of the agent about the notice
 
     @property
     def key(self) -> str:
@@ -176,7 +159,7 @@ class Worker(Row, frozen=True, omit_defaults=True):
         return self.leaving_at_ms > 0 and self.state in (WorkerState.JOINED, WorkerState.DRAINING)
 
 
-class WorkerRules(Row, frozen=True, omit_defaults=True):
+class WorkerRules(Row, frozen=True, omit_defaults=True, kw_only=True):
     """What holds for all workers: budgets in millionths of a dollar (None: no limit), and times.
 
     `core_hour_budgets` limits what the workers of a provider use on a day, in thousandths of a core-hour.
@@ -206,23 +189,19 @@ class PastDay(Struct, frozen=True, array_like=True):
     core_ms: int
 
 
-class Spending(Row, frozen=True, omit_defaults=True):
-    """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`, and the
-    milliseconds of cores that they have had.
-
-    `first_day` is the day that it was before the wall clock jumped (0: it did not). `past` are the last days that were
-    left, the latest last: a wall clock that was ahead returns to one of them.
-    """
+class Spending(Row, frozen=True, omit_defaults=True, kw_only=True):
+    """Cost of the workers of a provider on one day (UTC, in days since 1970), and their core-milliseconds."""
 
     kind: ClassVar[str] = "spending"
 
     provider: str
     day: int
     spent_micro: int = 0
-    as_of_ms: int = 0
+    as_of_ms: int = 0  # time of the last count
     core_ms: int = 0
-    first_day: int = 0
+    first_day: int = 0  # day before the wall clock jumped; 0: it did not
     past: tuple[PastDay, ...] = ()
+    """Last days that were left, newest last: a wall clock that was ahead returns to one of them."""
 
     @property
     def key(self) -> str:
@@ -250,7 +229,7 @@ class OfferClosure(Row, frozen=True, omit_defaults=True):
         return self.opened
 
 
-class ScalingRules(Row, frozen=True):
+class ScalingRules(Row, frozen=True, kw_only=True):
     """Scaling settings of the config, and the workers that the provider can start, the preferred ones first; the
     ledger has one. Without a `provider` nothing is started or given back. `types_known`: the provider was asked what it
     can start; until then a request that no node can serve waits."""
@@ -305,7 +284,7 @@ class UtilizationWindow(Row, frozen=True):
         return UtilizationWindow((*kept, sample)[-MAX_UTILIZATION_SAMPLES:])
 
 
-class ScalingPlan(Struct, frozen=True):
+class ScalingPlan(Struct, frozen=True, kw_only=True):
     """What scaling would do now, and why.
 
     `worker` is what each of `count` new workers would be. `worker_ids` are those that would be given back, or that

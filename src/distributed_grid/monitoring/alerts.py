@@ -64,7 +64,7 @@ class AlertState(Struct, frozen=True):
     last_ms: int = 0
 
 
-class Alert(Struct, frozen=True):
+class Alert(Struct, frozen=True, kw_only=True):
     """An alert that was raised or cleared; `value` and `mark` are parts of the whole."""
 
     node: str

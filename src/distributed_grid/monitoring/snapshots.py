@@ -143,13 +143,13 @@ def pressure_readings(ledger: Ledger, now: int) -> tuple[PressureReading, ...]:
     for name, node in ledger.nodes.items():
         usage = fresh_usage(node, ledger.observations.get(name), now)
         if usage is None:
-            found.append(PressureReading(name))
+            found.append(PressureReading(node=name))
             continue
         has, gpu = node.capacity, gpu_part(usage)
         found.append(
             PressureReading(
-                name,
-                _milli(pressure(has, usage)),
+                node=name,
+                score=_milli(pressure(has, usage)),
                 memory=_milli(memory_part(has, usage)) if has.memory_bytes else None,
                 cpu=_milli(cpu_part(usage)),
                 gpu=_milli(gpu) if gpu is not None else None,

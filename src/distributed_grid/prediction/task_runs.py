@@ -257,7 +257,7 @@ TYPICAL_VALUES: Final = 32
 Histogram = dict[int, int]  # runs in each bucket
 
 
-class TaskRun(Struct, frozen=True):
+class TaskRun(Struct, frozen=True, kw_only=True):
     """One ended run; a task and an attempt are recorded once, however often they are reported.
 
     `key` and `features` come from `task_shape`. A quantity of 0 was not measured. A run that was cut short (over its
@@ -280,7 +280,7 @@ class TaskRun(Struct, frozen=True):
     measured_bytes: Quantity = 0
 
 
-class MemoryPrediction(Struct, frozen=True):
+class MemoryPrediction(Struct, frozen=True, kw_only=True):
     """Memory limits and run time of the next run.
 
     `next_memory_bytes` are the limits of its reruns, each above the one before. `run_ms` is the median; None if

@@ -17,7 +17,6 @@ from distributed_grid.domain.events import (
     CopyLost,
     CopyMade,
     CopyUnwanted,
-    Event,
     MemoryReclaimRequested,
     MemoryServed,
 )
@@ -49,12 +48,16 @@ _UNLIMITED = 1 << 100
 def copy_request(ledger: Ledger, block: Block, now: int, *, besides: tuple[str, ...] = ()) -> Request:
     """Request for the next copy of a block, on a node without one that is not the borrower's own."""
     taken = (*(place.node for place in block.everywhere), *besides)
-    own = _borrower(ledger, block) - {block.prefer}
+    own = {block.home}  # nodes of the borrower's own machine, if other machines could lend
+    if not block.home:
+        here = {node.name for node in ledger.nodes.values() if node.host == "local"}
+        own = here if len(here) < len(ledger.nodes) - len(ledger.pull_nodes) else set()
+    own -= {block.prefer}
     return Request(
-        copy_id(block.id, block.next_copy),
-        block.user,
-        Amounts(memory_bytes=block.size_bytes),
-        Priority.MEDIUM,
+        id=copy_id(block.id, block.next_copy),
+        user=block.user,
+        ask=Amounts(memory_bytes=block.size_bytes),
+        priority=Priority.MEDIUM,
         prefer=(block.prefer,) if block.prefer in ledger.nodes else (),
         wait_ms=0,
         duration_ms=max(block.ends_at_ms - now, 1),
@@ -62,15 +65,6 @@ def copy_request(ledger: Ledger, block: Block, now: int, *, besides: tuple[str, 
         block=block.id,
         origin=block.home or first_node(node for node in ledger.nodes.values() if node.host == "local"),
     )
-
-
-def _borrower(ledger: Ledger, block: Block) -> frozenset[str]:
-    """The nodes that are the borrower's own machine, where other machines could lend."""
-    if block.home:
-        return frozenset({block.home})
-    here = {node.name for node in ledger.nodes.values() if node.host == "local"}
-    lenders = len(ledger.nodes) - len(ledger.pull_nodes)
-    return frozenset(here) if len(here) < lenders else frozenset()
 
 
 def spot_for(
@@ -81,7 +75,7 @@ def spot_for(
     taken = {*(place.node for place in block.everywhere), *besides}
     anywhere = replace(request, anti_affinity=tuple(name for name in request.anti_affinity if name in taken))
     for wanted in (request, anywhere) if at_home and anywhere != request else (request,):
-        asked = Lease(wanted.id, wanted, now)
+        asked = Lease(id=wanted.id, request=wanted, asked_at_ms=now)
         placement = place_newcomer(ledger, asked, now) or place_in_automatic_lease(ledger, asked, now, waits=True)
         if placement is not None:
             return asked, placement
@@ -263,7 +257,15 @@ def on_served(ledger: Ledger, event: MemoryServed, now: int) -> Decision:
     lender = event.lender
     decision = Decision([lender])
     if lender.is_over:
-        decision.follow += _copies_that_cannot_be(ledger, lender.node, event.problem)
+        if not event.problem:
+            return decision
+        # New copies on a node whose memory cannot be used are lost; older ones may come back.
+        blocks = [ledger.blocks[block_id] for block_id in ledger.blocks_at.get(lender.node, ())]
+        problem = f"{lender.node}: {event.problem}" if lender.node else event.problem
+        for block in blocks:
+            there = [place for place in block.everywhere if place.node == lender.node and not place.incarnation]
+            new = [place for place in there if not place.on_disk or place not in block.places]
+            decision.follow += [CopyLost(block.id, place.copy, problem) for place in new]
         return decision
     for block_id in ledger.blocks_at.get(lender.node, ()):
         block = ledger.blocks[block_id]
@@ -275,19 +277,6 @@ def on_served(ledger: Ledger, event: MemoryServed, now: int) -> Decision:
         if fresh:
             decision.changes.append(_with_incarnation(block, fresh, lender.incarnation))
     return decision
-
-
-def _copies_that_cannot_be(ledger: Ledger, node: str, problem: str) -> list[Event]:
-    """The loss of new copies on a node whose memory cannot be used; older ones may come back."""
-    if not problem:
-        return []
-    blocks = (ledger.blocks[block_id] for block_id in ledger.blocks_at.get(node, ()))
-    return [
-        CopyLost(block.id, place.copy, f"{node}: {problem}" if node else problem)
-        for block in blocks
-        for place in block.everywhere
-        if place.node == node and not place.incarnation and (not place.on_disk or place not in block.places)
-    ]
 
 
 def _is_lost(block: Block, place: BlockCopy, incarnation: str, on_disk: tuple[str, ...]) -> bool:

@@ -32,7 +32,14 @@ def on_asked(ledger: Ledger, event: BlockAsked, now: int) -> Decision:
         if (known.user, known.size_bytes, known.copies, known.session) != asked:
             raise Conflict(f"block {event.id} was asked for before with another content")
         return Decision(answer=BlockAnswer(known))
-    _check_request(ledger, event)
+    if not 1 <= event.size_bytes <= MAX_BLOCK_BYTES:
+        raise BadInput(f"a block must have 1 to {MAX_BLOCK_BYTES:,} bytes, not {event.size_bytes:,}")
+    if not 1 <= event.copies <= MAX_COPIES:
+        raise BadInput(f"a block can have 1 to {MAX_COPIES} copies, not {event.copies}")
+    _check_lengths(event.name, event.meta)
+    _checked_term(event.term_ms)
+    if event.prefer and event.prefer not in ledger.nodes:
+        raise Refused(f"no node is called {event.prefer}; the nodes are: {', '.join(sorted(ledger.nodes)) or 'none'}")
     block = Block(
         id=event.id,
         user=event.user,
@@ -47,7 +54,14 @@ def on_asked(ledger: Ledger, event: BlockAsked, now: int) -> Decision:
         home=event.home,
         prefer=event.prefer,
     )
-    _check_room(ledger, block, now)
+    taken: list[str] = []
+    for _ in range(block.copies):
+        spot = spot_for(ledger, block, now, besides=tuple(taken))
+        if spot is None:
+            request = copy_request(ledger, block, now, besides=tuple(taken))
+            why = reasons.why_no_room(ledger, request, now)
+            raise Refused(f"{NO_NODES}: {'; '.join(map(str, why)) or 'the grid has no nodes'}", why)
+        taken.append(spot[1].node)
     decision = Decision()
     block = add_copy(ledger, block, decision, now)
     decision.changes.insert(0, block)
@@ -140,17 +154,6 @@ def _release_of_namesake(ledger: Ledger, block: Block) -> list[BlockReleased]:
     return [BlockReleased(before, block.user, f"{block.name} is block {block.id} now")]
 
 
-def _check_request(ledger: Ledger, event: BlockAsked) -> None:
-    if not 1 <= event.size_bytes <= MAX_BLOCK_BYTES:
-        raise BadInput(f"a block must have 1 to {MAX_BLOCK_BYTES:,} bytes, not {event.size_bytes:,}")
-    if not 1 <= event.copies <= MAX_COPIES:
-        raise BadInput(f"a block can have 1 to {MAX_COPIES} copies, not {event.copies}")
-    _check_lengths(event.name, event.meta)
-    _checked_term(event.term_ms)
-    if event.prefer and event.prefer not in ledger.nodes:
-        raise Refused(f"no node is called {event.prefer}; the nodes are: {', '.join(sorted(ledger.nodes)) or 'none'}")
-
-
 def _check_lengths(name: str, meta: str) -> None:
     if len(name) > MAX_NAME_CHARS or len(meta) > MAX_META_CHARS:
         raise BadInput(f"a key has at most {MAX_NAME_CHARS} letters, and the meta of a block {MAX_META_CHARS}")
@@ -160,16 +163,3 @@ def _checked_term(term_ms: int) -> int:
     if not 0 < term_ms <= MAX_DURATION_MS:
         raise BadInput("the time of a block must be more than zero and less than 200 years")
     return term_ms
-
-
-def _check_room(ledger: Ledger, block: Block, now: int) -> None:
-    """Refuse a block whose copies have no room on as many nodes."""
-    taken: list[str] = []
-    for _ in range(block.copies):
-        spot = spot_for(ledger, block, now, besides=tuple(taken))
-        if spot is None:
-            request = copy_request(ledger, block, now, besides=tuple(taken))
-            why = reasons.why_no_room(ledger, request, now)
-            reason = "; ".join(why) or "the grid has no nodes"
-            raise Refused(f"{NO_NODES}: {reason}", why)
-        taken.append(spot[1].node)

@@ -81,8 +81,8 @@ DECIDERS: dict[type, Decider] = {
     events.GroupRefused: engines.on_refused,
     events.GroupFreed: engines.on_freed,
     events.LeaseAsked: leases.on_asked,
-    events.LeaseClaimed: lease_lifetime.on_claimed,
-    events.ClaimsRead: lease_lifetime.on_read,
+    events.LeaseRecovered: lease_lifetime.on_claimed,
+    events.LeasesRecovered: lease_lifetime.on_read,
     events.RequestRefused: leases.on_refused,
     events.AlertChanged: nodes.on_alert,
     events.ClocksConfirmed: node_liveness.on_clocks_confirmed,
@@ -226,10 +226,11 @@ def _charge(ledger: Ledger, cause: Cause, decision: Decision, now: int) -> Decis
     seen = changed[0] if changed else ledger.observations.get(name)
     if seen is None and isinstance(cause, NodeDeclared):
         return decision  # by the config: its agent was not heard yet
-    before = seen = seen or NodeObservation(name, 0)
+    before = seen = seen or NodeObservation(node=name, at_ms=0)
     records: list[Record] = []
     for record in decision.records:
-        if record.type in _OMITTED and _records_left(seen, now) < 1:
+        left = REPORT_BURST - -(-max(seen.records_spent_until_ms - now, 0) // REPORT_REFILL_MS)
+        if record.type in _OMITTED and left < 1:
             seen = replace(seen, records_omitted=seen.records_omitted + 1)
             continue
         if record.type in _OMITTED:
@@ -244,8 +245,3 @@ def _charge(ledger: Ledger, cause: Cause, decision: Decision, now: int) -> Decis
         decision.changes = [row for row in decision.changes if row is not before]
         decision.changes.append(seen)
     return decision
-
-
-def _records_left(seen: NodeObservation, now: int) -> int:
-    """How many records the reports of this node may still cause."""
-    return REPORT_BURST - -(-max(seen.records_spent_until_ms - now, 0) // REPORT_REFILL_MS)

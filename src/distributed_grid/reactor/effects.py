@@ -244,19 +244,13 @@ def _effects_of_jobs(ledger: Ledger, jobs: Iterable[Job]) -> list[AttemptEffect]
             continue
         lease = ledger.leases[attempt.lease_id]
         if job.state is JobState.ASSIGNED:
-            if not (lease.awaits or job.checkpoint_from) and _is_bound(ledger, lease):
+            binding = ledger.binding_of(lease) if lease.engine else None
+            is_bound = not lease.engine or (binding is not None and binding.bound_at_ms > 0)
+            if is_bound and not (lease.awaits or job.checkpoint_from):
                 effects.append(StartAttempt(attempt.node, job, lease))
         elif job.state in (JobState.RUNNING, JobState.PAUSED) and job.may_outgrow and lease.claim is not None:
             effects.append(ResizeAttempt(attempt.node, job, lease))
     return effects
-
-
-def _is_bound(ledger: Ledger, lease: Lease) -> bool:
-    """True if every engine that has to reserve the lease has done so."""
-    if not lease.engine:
-        return True
-    binding = ledger.binding_of(lease)
-    return binding is not None and binding.bound_at_ms > 0
 
 
 def _pauses(ledger: Ledger, node: str) -> list[PauseAttempt]:

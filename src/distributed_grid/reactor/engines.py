@@ -51,7 +51,12 @@ def on_bound(ledger: Ledger, event: GroupBound, now: int) -> Decision:
     if binding is None or lease is None or binding.bound_at_ms or ledger.binding_of(lease) != binding:
         return Decision()
     bound = replace(binding, bound_at_ms=now, term_ms=event.term_ms)
-    return Decision([bound, *_activate(lease)], [_binding_record("bound", lease, binding)])
+    decision = Decision([bound], [_binding_record("bound", lease, binding)])
+    if (
+        not (lease.job or lease.awaits) and lease.state is LeaseState.RESERVING
+    ):  # a job's is active once its command runs
+        decision.changes.append(replace(lease, state=advance(lease.state, Step.BIND)))
+    return decision
 
 
 def on_term_set(ledger: Ledger, event: GroupTermSet, now: int) -> Decision:
@@ -59,13 +64,6 @@ def on_term_set(ledger: Ledger, event: GroupTermSet, now: int) -> Decision:
     binding = ledger.bindings.get(event.key)
     is_news = binding is not None and binding.term_ms < event.term_ms
     return Decision([replace(binding, term_ms=event.term_ms)] if binding is not None and is_news else [])
-
-
-def _activate(lease: Lease) -> list[Row]:
-    """A plain lease is active as soon as it is bound; a job's becomes so when its command runs."""
-    if lease.job or lease.awaits or lease.state is not LeaseState.RESERVING:
-        return []
-    return [replace(lease, state=advance(lease.state, Step.BIND))]
 
 
 def _binding_record(kind: RecordType, lease: Lease, binding: Binding, reason: str = "") -> Record:
@@ -148,7 +146,13 @@ def _observe_node(
     """Align the place, the free resources and the bindings of one node. Returns the last fence."""
     if place is None:
         if node.engine == event.name and node.engine_node:
-            decision.changes += _lose_node(ledger, node, now)
+            decision.changes += [
+                replace(node, engine_node="", engine_lost_ms=now),
+                EngineCapacity(node.name, EngineResources(), gone=True),
+            ]
+            for lease in ledger.leases_of(node.name):
+                if (binding := ledger.binding_of(lease)) is not None:
+                    decision.changes += [replace(binding, dropped=True), _with_bound_state(lease, bound=False)]
             decision.records.append(Record("engine-lost", "", node.name, node.name, f"{event.name} has lost it"))
         return fence
     if (node.engine, node.engine_node) != (event.name, place.id):
@@ -161,18 +165,30 @@ def _observe_node(
     there = None if event.groups is None else {group for group, where in event.groups if where in ("", place.id)}
     for lease in ledger.leases_of(node.name):
         binding = ledger.binding_of(lease)
-        settled = lease.state is LeaseState.RELEASING or lease.request.within or lease.recovered
+        settled = lease.state is LeaseState.RELEASING or lease.request.use_lease or lease.recovered
         if settled or _is_valid(binding, place, there, event.asked_at_ms):
             if binding is not None and is_automatic(lease.request):
                 _note_use(ledger, lease, binding, event, decision, now)
             continue
-        found = _found_fence(ledger, lease, there) if binding is None else 0
+        found = 0  # fence of its group in the engine, if the ledger has forgotten the binding
+        if binding is None:
+            epoch, groups = ledger.counters.get("epoch", 0), (parse_group_name(group) for group in there or ())
+            fences = (known for lease_id, known in filter(None, groups) if lease_id == lease.id)
+            found = max((known for known in fences if is_plausible_epoch(epoch_of(known), epoch)), default=0)
         fence += 1
         raised = node_above_fence(node, found, fence)
         if raised is not node:
             decision.changes.append(node := raised)
         own = found or fence_on(node, fence)
-        fresh = Binding(lease.id, own, node.name, place.id, now, bound_at_ms=now if found else 0, again=True)
+        fresh = Binding(
+            lease_id=lease.id,
+            fence=own,
+            node=node.name,
+            place=place.id,
+            made_at_ms=now,
+            bound_at_ms=now if found else 0,
+            again=True,
+        )
         decision.changes += [fresh, _with_bound_state(replace(lease, engine=event.name), bound=bool(found))]
         decision.records.append(_binding_record("found-bound" if found else "rebinding", lease, fresh))
     return fence
@@ -187,7 +203,7 @@ def _note_use(
     decision.changes.append(replace(binding, in_use=not binding.in_use, was_used=True))
     target, resource = lease.request.target, resource_of(lease.request.ask)
     if target in ledger.nodes:
-        state = ledger.rebalance_states.get(target) or RebalanceState(target)
+        state = ledger.rebalance_states.get(target) or RebalanceState(node=target)
         watch = replace(state.watch(resource), used_at_ms=now)
         decision.changes.append(replace(state, **{str(resource): watch}))
     if not binding.in_use:
@@ -205,13 +221,6 @@ def _is_valid(binding: Binding | None, place: EngineNode, there: set[str] | None
     return binding.group in there
 
 
-def _found_fence(ledger: Ledger, lease: Lease, there: set[str] | None) -> int:
-    """The fence of a lease's group in the engine, where the ledger has forgotten the binding; 0: none."""
-    epoch, ours = ledger.counters.get("epoch", 0), (parse_group_name(group) for group in there or ())
-    fences = (fence for lease_id, fence in filter(None, ours) if lease_id == lease.id)
-    return max((fence for fence in fences if is_plausible_epoch(epoch_of(fence), epoch)), default=0)
-
-
 def _with_bound_state(lease: Lease, *, bound: bool) -> Lease:
     """A plain lease in the state of its new binding."""
     if lease.job or lease.awaits:
@@ -221,19 +230,6 @@ def _with_bound_state(lease: Lease, *, bound: bool) -> Lease:
     if not bound and lease.state is LeaseState.ACTIVE:
         return replace(lease, state=advance(lease.state, Step.UNBIND))
     return lease
-
-
-def _lose_node(ledger: Ledger, node: Node, now: int) -> list[Row]:
-    """A node that the engine does not list any more, and its leases, which are unbound now."""
-    rows: list[Row] = [
-        replace(node, engine_node="", engine_lost_ms=now),
-        EngineCapacity(node.name, EngineResources(), gone=True),
-    ]
-    for lease in ledger.leases_of(node.name):
-        binding = ledger.binding_of(lease)
-        if binding is not None:
-            rows += [replace(binding, dropped=True), _with_bound_state(lease, bound=False)]
-    return rows
 
 
 def expire_lost_nodes(ledger: Ledger, now: int) -> Decision:

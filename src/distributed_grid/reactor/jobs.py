@@ -22,7 +22,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
-from distributed_grid.domain.leases import FOREVER_MS, Lease, Request, WorkerKind
+from distributed_grid.domain.leases import FOREVER_MS, Lease, NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import MissingAttempt, NodeObservation
 from distributed_grid.domain.rebalancing import is_automatic
@@ -84,7 +84,7 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         return Decision(answer=JobAnswer(known, ledger.leases.get(known.lease_id)))
     if not event.command.argv and not event.command.payload:
         raise BadInput("there is no command to run")
-    if not event.command.argv and event.request.runs_on is not WorkerKind.PULL:
+    if not event.command.argv and event.request.runs_on is not NodeKind.PULL:
         raise BadInput("a task without a command can only run on a pull worker")
     if event.request.gang > 1:
         raise BadInput("a command runs on one node: a gang can only be asked for without one")
@@ -93,17 +93,17 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
     if event.id in ledger.job_uids:
         raise Conflict(f"a job called {event.id} is already there; wait for it, cancel it or choose another name")
     job = Job(
-        uid,
-        event.id,
-        event.command,
-        event.request,
-        now,
+        uid=uid,
+        id=event.id,
+        command=event.command,
+        request=event.request,
+        submitted_at_ms=now,
         retries_left=event.retries,
         estimate=event.estimate,
         restartable=event.restartable,
         fetch=event.fetch,
     )
-    if event.request.within:
+    if event.request.use_lease:
         return _submit_within_lease(ledger, job, now)
     try:
         return _admit(ledger, job, now)
@@ -123,11 +123,11 @@ def _submit_within_lease(ledger: Ledger, job: Job, now: int) -> Decision:
     """Run a command under a lease that its user holds already; one at a time, as it uses all of it."""
     request = job.request
     lease = _next_lease(job.uid, 1, request, now)
-    held = ledger.leases.get(request.within)
+    held = ledger.leases.get(request.use_lease)
     if request.problem() is not None:
         raise BadInput(str(request.problem()))
     if held is None or held.job:
-        raise NotFound(f"no lease {request.within} is held")
+        raise NotFound(f"no lease {request.use_lease} is held")
     automatic = is_automatic(held.request)
     if held.request.user != request.user and not automatic:
         raise Refused(f"the lease {held.id} belongs to {held.request.user}, not to {request.user}")
@@ -135,7 +135,7 @@ def _submit_within_lease(ledger: Ledger, job: Job, now: int) -> Decision:
         raise Refused(f"the lease {held.id} is {held.state}, not active")
     for user in ledger.dependents.get(held.id, ()):
         raise Refused(f"the lease {held.id} is in use by {ledger.jobs[ledger.leases[user].job].id}; wait for that job")
-    whole = replace(request, ask=held.request.ask, within="")
+    whole = replace(request, ask=held.request.ask, use_lease="")
     beyond = Quotas(ledger).exceeded(whole) if automatic and ledger.policy.quotas else None
     if beyond is not None:
         raise Refused(beyond)
@@ -143,14 +143,14 @@ def _submit_within_lease(ledger: Ledger, job: Job, now: int) -> Decision:
     if lacking is not None:
         raise Refused(f"{held.node}: {lacking}")
     job = replace(job, lease_id=lease.id, retries_left=0)
-    decision, lease, placed = grant(ledger, lease, Placement(held.node, Claim()), now, job=job)
+    decision, lease, placed = grant(ledger, lease, Placement(node=held.node, claim=Claim()), now, job=job)
     assert placed is not None
     decision.answer = JobAnswer(placed, lease, choice=decision.choice)
     return decision
 
 
 def _next_lease(uid: str, number: int, request: Request, now: int) -> Lease:
-    return Lease(f"{uid}.{number}", request, now, job=uid)
+    return Lease(id=f"{uid}.{number}", request=request, asked_at_ms=now, job=uid)
 
 
 def on_cancelled(ledger: Ledger, event: JobCancelled, now: int) -> Decision:
@@ -167,7 +167,7 @@ def on_detached(ledger: Ledger, event: JobDetached, now: int) -> Decision:
     if job is None:
         raise NotFound(f"no job {event.uid} is going on")
     detached = replace(job, detached_at_ms=now, detached_reason=event.reason)
-    record = Record("detached", event.by, job.uid, "", event.reason, {"job_id": job.id})
+    record = Record("detached", event.by, job.uid, "", event.reason, data={"job_id": job.id})
     return Decision([detached], [record], answer=JobAnswer(detached))
 
 
@@ -219,7 +219,7 @@ def is_untaken(ledger: Ledger, job: Job) -> bool:
 
 def _order_stop(job: Job, stop: StopOrder, rows: list[Row]) -> Decision:
     stopped = replace(job, stop=stop)
-    record = Record("stopping", job.request.user, job.uid, "", stop.detail, {"job_id": job.id})
+    record = Record("stopping", job.request.user, job.uid, "", stop.detail, data={"job_id": job.id})
     return Decision([*rows, stopped], [record], JobAnswer(stopped))
 
 
@@ -278,7 +278,7 @@ def on_paused(ledger: Ledger, event: AttemptPaused, now: int) -> Decision:
     changed = replace(job, state=advance(job.state, Step.PAUSE if event.paused else Step.RESUME))
     kind: RecordType = "paused" if event.paused else "resumed"
     return Decision(
-        [changed], [Record(kind, job.request.user, job.uid, attempt.node, event.detail, {"job_id": job.id})]
+        [changed], [Record(kind, job.request.user, job.uid, attempt.node, event.detail, data={"job_id": job.id})]
     )
 
 
@@ -333,21 +333,30 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         seen = count_reclaim(seen, attempt.assigned_at_ms, now)
         decision.changes.append(seen)
     if outcome.ending is Ending.RECLAIMED or ((displaced or failed_start) and rest_left_ms(seen, now)):
-        decision.changes += _withdraw_offer(ledger, attempt.node)
+        offer = ledger.offers.get(attempt.node)
+        decision.changes += [] if offer is None else [replace(offer, withdrawn=True)]  # until its node is heard
     if outcome.ending is Ending.OVER_LIMIT and not outcome.is_disk_overrun and job.given_limit_bytes:
         bigger = BiggerLimit((), why_not_again(over)) if job.may_outgrow else next_limit(ledger, job)
         if bigger.limits:
-            return _run_bigger(ledger, decision, job, bigger, now)
+            assert job.estimate is not None
+            estimate = replace(job.estimate, memory_limits=bigger.limits)
+            job = replace(job, overruns=job.overruns + 1, estimate=estimate)
+            decision.changes += _requeue(ledger, job, now, counts=False)  # that costs none of its retries
+            why = f"{over.outcome.detail if over.outcome is not None else ''}; {bigger.why}"
+            data: dict[str, str | int | list[str]] = {"job_id": job.id, "memory_limit_bytes": job.given_limit_bytes}
+            decision.records.append(Record("requeued", job.request.user, job.uid, over.node, why, data=data))
+            decision.follow = [ScanQueue()]
+            return decision
         outcome = replace(outcome, detail=f"{outcome.detail}; {bigger.why}")
     has_checkpoint = bool(over.marked_at_ms or job.checkpoint_from or job.checkpoint)
     if is_evicted and attempt.pid and not (job.may_run_again or has_checkpoint):
         displaced, outcome = False, replace(outcome, detail=f"{outcome.detail}; {NOT_RUN_AGAIN}".lstrip("; "))
     goes_on = displaced or (outcome.is_failed_start and failed_start) or _goes_on_elsewhere(ledger, job, outcome)
-    if not job.request.within and (goes_on or (outcome.may_be_retried and job.retries_left > 0)):
+    if not job.request.use_lease and (goes_on or (outcome.may_be_retried and job.retries_left > 0)):
         evicted_by = attempt.node if is_evicted and attempt.pid else ""
         decision.changes += _requeue(ledger, job, now, counts=not goes_on, evicted_by=evicted_by)
         why = outcome.detail or str(outcome.ending)
-        record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
+        record = Record("requeued", job.request.user, job.uid, attempt.node, why, data={"job_id": job.id})
         decision.records.append(record)
         decision.follow = [ScanQueue()]
         decision.answer = JobAnswer(job)
@@ -376,19 +385,6 @@ def _refusing_nodes(job: Job) -> list[str]:
     return [one.node for one in tried if one.outcome is not None and one.outcome.ending is Ending.NEVER_STARTED]
 
 
-def _run_bigger(ledger: Ledger, decision: Decision, job: Job, bigger: BiggerLimit, now: int) -> Decision:
-    """Requeue a job that ran over a limit that the grid gave it, with the next one; that costs none of its retries."""
-    assert job.estimate is not None
-    over = job.attempts[-1]
-    job = replace(job, overruns=job.overruns + 1, estimate=replace(job.estimate, memory_limits=bigger.limits))
-    decision.changes += _requeue(ledger, job, now, counts=False)
-    why = f"{over.outcome.detail if over.outcome is not None else ''}; {bigger.why}"
-    data: dict[str, str | int | list[str]] = {"job_id": job.id, "memory_limit_bytes": job.given_limit_bytes}
-    decision.records.append(Record("requeued", job.request.user, job.uid, over.node, why, data))
-    decision.follow = [ScanQueue()]
-    return decision
-
-
 def _late_report(ledger: Ledger, event: AttemptEnded) -> Decision:
     """Record a late report; only of a node that reports about its own attempts."""
     known = ledger.jobs.get(event.uid)
@@ -396,15 +392,9 @@ def _late_report(ledger: Ledger, event: AttemptEnded) -> Decision:
     if not event.nodes or any(one.outcome is None or one.outcome.ending is not Ending.LOST for one in meant):
         return Decision()
     data: dict[str, str | int | list[str]] = {"attempt": event.number, "ending": str(event.outcome.ending)}
-    record = Record("late-report", "", event.uid, event.nodes[0], event.outcome.detail, data)
+    record = Record("late-report", "", event.uid, event.nodes[0], event.outcome.detail, data=data)
     waiting = after_late_report(ledger, event)
     return Decision([waiting] if waiting is not None else [], [record])
-
-
-def _withdraw_offer(ledger: Ledger, node: str) -> list[Row]:
-    """The offer of a node that reclaimed something is withdrawn until it is heard again."""
-    offer = ledger.offers.get(node)
-    return [] if offer is None else [replace(offer, withdrawn=True)]
 
 
 def requeue_unstarted(
@@ -417,7 +407,9 @@ def requeue_unstarted(
     over = replace(attempt, ended_at_ms=now, outcome=Outcome(ending, detail=detail))
     job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
     decision.changes += _requeue(ledger, job, now, counts=False)
-    decision.records.append(Record("requeued", job.request.user, job.uid, attempt.node, detail, {"job_id": job.id}))
+    decision.records.append(
+        Record("requeued", job.request.user, job.uid, attempt.node, detail, data={"job_id": job.id})
+    )
     decision.follow = [ScanQueue()]
     return decision
 
@@ -425,7 +417,11 @@ def requeue_unstarted(
 def _requeue(ledger: Ledger, job: Job, now: int, *, counts: bool, evicted_by: str = "") -> list[Row]:
     """The requeued job with a new lease to ask for; it keeps its age and does not give up. A node that could not start
     what was moved there is avoided, where there are others, and one that has evicted it is closed to it for a while."""
-    closed = _closed_nodes(ledger, job, evicted_by, now)
+    held, node = ledger.leases.get(job.lease_id), ledger.nodes.get(evicted_by)
+    closures = dict(held.request.closed) if held is not None else {}
+    if node is not None:
+        closures[node.name] = now + (node.thresholds.dwell_ms if node.thresholds is not None else CLOSED_MS)
+    closed = tuple(sorted((name, until_ms) for name, until_ms in closures.items() if until_ms > now))
     request = replace(job.sized_request, wait_ms=FOREVER_MS, deadline_ms=0, closed=closed)
     refusing = dict.fromkeys(_refusing_nodes(job))
     elsewhere = replace(request, anti_affinity=(*request.anti_affinity, *refusing)) if refusing else request
@@ -439,30 +435,20 @@ def _requeue(ledger: Ledger, job: Job, now: int, *, counts: bool, evicted_by: st
     return [lease, replace(job, state=state, lease_id=lease.id, retries_left=left)]
 
 
-def _closed_nodes(ledger: Ledger, job: Job, evicted_by: str, now: int) -> tuple[tuple[str, int], ...]:
-    """The nodes that have evicted a job for their owners, each until it may be placed there again."""
-    held = ledger.leases.get(job.lease_id)
-    closed = dict(held.request.closed) if held is not None else {}
-    node = ledger.nodes.get(evicted_by)
-    if node is not None:
-        closed[node.name] = now + (node.thresholds.dwell_ms if node.thresholds is not None else CLOSED_MS)
-    return tuple(sorted((name, until_ms) for name, until_ms in closed.items() if until_ms > now))
-
-
 def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
-    """Compare what an agent has with what should run there. That it has no trace of an attempt proves nothing: it may
-    be another agent than the one that runs it. The attempt is lost
+    """Compare the attempts that an agent lists with those of its node. A missing one proves nothing: another agent may
+    run it. The attempt is lost
 
     - at once, when the same agent's machine was started anew, or when nothing of it is seen on this machine;
     - when the node's hold is over, as it was when this agent came: until then something may keep it running.
 
-    What was only assigned is ordered again, unless another agent or an earlier boot may have run it; what was never
-    ordered is the new agent's.
+    An attempt that was only assigned is ordered again, unless another agent or an earlier boot may have run it; one
+    that was never ordered goes to the new agent.
     """
     node, known, running = ledger.nodes.get(event.node), set(event.attempts), set(event.running)
     ordered, since_ms = set(event.ordered), event.ordered_since_ms
     changes: list[Row] = []
-    seen = ledger.observations.get(event.node) or NodeObservation(event.node, 0)
+    seen = ledger.observations.get(event.node) or NodeObservation(node=event.node, at_ms=0)
     before = {one.lease_id: one.until_ms for one in seen.missing}
     lost: list[LeaseLost] = []
     missing: list[MissingAttempt] = []
@@ -526,7 +512,7 @@ def on_starts_expired(ledger: Ledger, event: StartsExpired, now: int) -> Decisio
         if job is None or attempt is None or (attempt.lease_id, attempt.node) != (lease_id, event.node) or attempt.pid:
             continue
         outcome = Outcome(Ending.NEVER_STARTED, detail=f"{event.node} did not start it in time", node_fault=True)
-        ended.append(AttemptEnded(job.uid, attempt.number, attempt.fence, outcome))
+        ended.append(AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome))
     return Decision(follow=ended)
 
 
@@ -572,4 +558,4 @@ def _end_record(job: Job, node: str) -> Record:
     if outcome.signal is not None:
         data["signal"] = outcome.signal
     data["cpu_ms"], data["max_memory_bytes"] = outcome.cpu_ms, outcome.max_memory_bytes
-    return Record("stopped", job.request.user, job.uid, node, outcome.detail or str(outcome.ending), data)
+    return Record("stopped", job.request.user, job.uid, node, outcome.detail or str(outcome.ending), data=data)

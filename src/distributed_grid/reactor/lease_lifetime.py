@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
     AttemptEnded,
-    ClaimsRead,
     CopyUnwanted,
-    LeaseClaimed,
     LeaseLost,
     LeaseReclaimed,
+    LeaseRecovered,
+    LeasesRecovered,
     TimePassed,
 )
 from distributed_grid.domain.followups import CheckClaims, ScanQueue, SettleDue
@@ -25,7 +25,6 @@ from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_thoug
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Lease, epoch_of, is_plausible_epoch, node_above_fence
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, NodeState, Step, advance
 from distributed_grid.reactor.block_copies import overdue
@@ -75,26 +74,28 @@ def on_lost(ledger: Ledger, event: LeaseLost, now: int) -> Decision:
     attempt = job.attempt
     assert attempt is not None
     outcome = Outcome(Ending.LOST, detail=event.detail)
-    return Decision(follow=[AttemptEnded(job.uid, attempt.number, attempt.fence, outcome)])
+    return Decision(follow=[AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome)])
 
 
 CLAIMS_READ = "claims_read"
 """Counter of a ledger that has recovered leases from elsewhere."""
 
 
-def on_read(ledger: Ledger, event: ClaimsRead, now: int) -> Decision:
+def on_read(ledger: Ledger, event: LeasesRecovered, now: int) -> Decision:
     """Record all recovered leases, once: from then on the ledger is complete."""
     if CLAIMS_READ in ledger.counters:
         return Decision()
     return Decision([Counter(CLAIMS_READ, 1)], follow=[*event.claims])
 
 
-def on_claimed(ledger: Ledger, event: LeaseClaimed, now: int) -> Decision:
+def on_claimed(ledger: Ledger, event: LeaseRecovered, now: int) -> Decision:
     """Hold a recovered lease until its node confirms it; a lease that the ledger has is left as it is."""
     request = event.request
     if request.id in ledger.leases or request.id in ledger.by_request:
         return Decision()
-    lease = Lease(request.id, request, event.granted_at_ms, node=event.node, ends_at_ms=event.ends_at_ms)
+    lease = Lease(
+        id=request.id, request=request, asked_at_ms=event.granted_at_ms, node=event.node, ends_at_ms=event.ends_at_ms
+    )
     node = ledger.nodes.get(event.node)
     problem = request.problem() or (None if node is not None else f"{event.node} is not a node of this grid")
     if not is_plausible_epoch(epoch_of(event.fence), ledger.counters.get("epoch", 0)):
@@ -123,30 +124,22 @@ def check_claims(ledger: Ledger, check: CheckClaims, now: int) -> Decision:
     if node is None or not claims:
         return Decision()
     lease = min(claims, key=lambda lease: (lease.granted_at_ms, lease.id))
-    problem = _excess(ledger, node, lease)
-    if problem is None:
-        decision = _confirmed(ledger, node, lease, now)
-    else:
-        decision = end_lease(ledger, replace(lease, recovered=False), LeaseEnd.FAILED, problem, now)
-    decision.follow.append(check)
-    return decision
-
-
-def _excess(ledger: Ledger, node: Node, lease: Lease) -> str | None:
-    """The reason why a node cannot have lent a recovered lease beside its others."""
     others = (other for other in ledger.leases_of(node.name) if not other.recovered)
     held = [holder.claim for holder in (*others, lease) if holder.claim is not None]
     excess = NodeClaims(held).excess_over(node.lendable) or shared_though_exclusive(held, node.lendable)
-    return None if excess is None else f"recovered, but {node.name} cannot have lent it: {excess}"
-
-
-def _confirmed(ledger: Ledger, node: Node, lease: Lease, now: int) -> Decision:
-    """The confirmed lease: active, or reserved by the engine of its node first."""
-    record = lease_record("confirmed", lease, None, f"{node.name} was heard and has it")
-    if node.engine:
-        bound = replace(lease, recovered=False, engine=node.engine)
-        return Decision([bound, binding_for(ledger, bound, bound.fence, now, again=True)], [record])
-    return Decision([replace(lease, recovered=False, state=advance(lease.state, Step.BIND))], [record])
+    if excess is None:
+        record = lease_record("confirmed", lease, None, f"{node.name} was heard and has it")
+        if node.engine:  # which reserves it first
+            bound = replace(lease, recovered=False, engine=node.engine)
+            decision = Decision([bound, binding_for(ledger, bound, bound.fence, now, again=True)], [record])
+        else:
+            active = replace(lease, recovered=False, state=advance(lease.state, Step.BIND))
+            decision = Decision([active], [record])
+    else:
+        problem = f"recovered, but {node.name} cannot have lent it: {excess}"
+        decision = end_lease(ledger, replace(lease, recovered=False), LeaseEnd.FAILED, problem, now)
+    decision.follow.append(check)
+    return decision
 
 
 MAX_EXPIRED_PER_STEP = 256
@@ -164,8 +157,30 @@ def settle_due(ledger: Ledger, order: SettleDue, now: int) -> Decision:
     """Settle the leases that are due, a bounded number in one step; then nodes, offers and blocks, and scan the queue
     once."""
     due = [ledger.leases[lease_id] for lease_id in ledger.due_by(now, MAX_EXPIRED_PER_STEP - order.expired)]
-    if due:
-        return _expire_next(ledger, due, order, now)
+    if due:  # end all waits that are due next, or one held lease; the rest follows
+        waits = list(takewhile(lambda lease: lease.state is LeaseState.ASKED, due))
+        reopened = [lease for lease in waits if not 0 < lease.wait_until_ms <= now]
+        if reopened:
+            rows: list[Row] = []
+            for lease in reopened:
+                closed = tuple((node, until_ms) for node, until_ms in lease.request.closed if until_ms > now)
+                rows.append(replace(lease, request=replace(lease.request, closed=closed)))
+            return Decision(rows, follow=[SettleDue(order.expired + len(reopened))])
+        if waits and order.freed:  # what has come free is offered to the queue before anybody gives up
+            return Decision(follow=[ScanQueue(), SettleDue(order.expired)])
+        lease, over = due[0], "the lease's term is over"
+        if waits:
+            decision = _withdraw(ledger, waits, now)
+        elif lease.request.block:
+            block = ledger.blocks[lease.request.block]
+            decision = release(ledger, block, LeaseEnd.EXPIRED, "its time is over", now)
+        elif (job := ledger.jobs.get(lease.job)) is not None:
+            decision = stop_job(ledger, job, Ending.EXPIRED, over, now)
+        else:
+            decision = end_lease(ledger, lease, LeaseEnd.EXPIRED, over, now)
+        decision.follow = [cause for cause in decision.follow if not isinstance(cause, ScanQueue)]
+        decision.follow.append(SettleDue(order.expired + max(len(waits), 1), not waits))
+        return decision
     decision = check_liveness(ledger, now)
     missing = [expire_missing(ledger, seen, now) for seen in ledger.observations.values() if seen.missing]
     for lost in (*missing, expire_lost_nodes(ledger, now)):
@@ -182,27 +197,6 @@ def settle_due(ledger: Ledger, order: SettleDue, now: int) -> Decision:
     if ledger.due_by(now, 1):
         decision.later.append(TimePassed())
     return decision
-
-
-def _expire_next(ledger: Ledger, due: list[Lease], order: SettleDue, now: int) -> Decision:
-    """End all waits that are due next, or one held lease; the rest follows."""
-    waits = list(takewhile(lambda lease: lease.state is LeaseState.ASKED, due))
-    reopened = [lease for lease in waits if not 0 < lease.wait_until_ms <= now]
-    if reopened:
-        rows = [_reopened(lease, now) for lease in reopened]
-        return Decision([*rows], follow=[SettleDue(order.expired + len(reopened))])
-    if waits and order.freed:  # what has come free is offered to the queue before anybody gives up
-        return Decision(follow=[ScanQueue(), SettleDue(order.expired)])
-    decision = _withdraw(ledger, waits, now) if waits else _expire(ledger, due[0], now)
-    decision.follow = [cause for cause in decision.follow if not isinstance(cause, ScanQueue)]
-    decision.follow.append(SettleDue(order.expired + max(len(waits), 1), not waits))
-    return decision
-
-
-def _reopened(lease: Lease, now: int) -> Lease:
-    """A waiting request without the closed nodes whose time is over."""
-    closed = tuple((node, until_ms) for node, until_ms in lease.request.closed if until_ms > now)
-    return replace(lease, request=replace(lease.request, closed=closed))
 
 
 def _withdraw(ledger: Ledger, waits: list[Lease], now: int) -> Decision:
@@ -222,12 +216,3 @@ def _withdraw(ledger: Ledger, waits: list[Lease], now: int) -> Decision:
         decision.records += ended.records
         decision.follow += ended.follow
     return decision
-
-
-def _expire(ledger: Ledger, lease: Lease, now: int) -> Decision:
-    job = ledger.jobs.get(lease.job)
-    if lease.request.block:
-        return release(ledger, ledger.blocks[lease.request.block], LeaseEnd.EXPIRED, "its time is over", now)
-    if job is not None:
-        return stop_job(ledger, job, Ending.EXPIRED, "the lease's term is over", now)
-    return end_lease(ledger, lease, LeaseEnd.EXPIRED, "the lease's term is over", now)

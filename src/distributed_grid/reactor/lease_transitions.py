@@ -76,13 +76,13 @@ def grant(
         return decision, granted, None
     seen = ledger.observations.get(place.node)
     boot, machine = (seen.boot, seen.machine) if seen is not None else ("", "")
-    used = ledger.leases.get(lease.request.within, granted).claim
+    used = ledger.leases.get(lease.request.use_lease, granted).claim
     attempt = Attempt(
-        len(job.attempts) + 1,
-        lease.id,
-        place.node,
-        granted.fence,
-        now,
+        number=len(job.attempts) + 1,
+        lease_id=lease.id,
+        node=place.node,
+        fence=granted.fence,
+        assigned_at_ms=now,
         boot=boot,
         machine=machine,
         memory_limit_bytes=used.memory_bytes if used is not None else 0,
@@ -99,7 +99,7 @@ def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *,
     state = advance(lease.state, Step.GRANT)
     duration, seen = lease.request.duration_ms, ledger.observations.get(node)
     lender = ledger.nodes[node]
-    engine = lender.engine if lender.engine_node and not lease.request.within else ""
+    engine = lender.engine if lender.engine_node and not lease.request.use_lease else ""
     return replace(
         lease,
         state=advance(state, Step.BIND) if bound and not engine else state,
@@ -124,7 +124,7 @@ def _carve(ledger: Ledger, place: Placement, user: Lease, fence: int, now: int) 
         lease = ledger.leases[lease_id]
         target, resource = lease.request.target, resource_of(lease.request.ask)
         taken = claimed_amount(lease, resource) - claimed_amount(replace(lease, claim=left), resource)
-        state = states.get(target) or ledger.rebalance_states.get(target) or RebalanceState(target)
+        state = states.get(target) or ledger.rebalance_states.get(target) or RebalanceState(node=target)
         states[target] = replace(state, **{str(resource): replace(state.watch(resource), used_at_ms=now)})
         why = f"{describe(resource, taken)} of it for {user.job or user.id}"
         data: dict[str, str | int | list[str]] = {"action": USED, "resource_type": str(resource), "target_node": target}
@@ -149,7 +149,14 @@ def _carve(ledger: Ledger, place: Placement, user: Lease, fence: int, now: int) 
 
 def binding_for(ledger: Ledger, lease: Lease, fence: int, now: int, *, again: bool = False) -> Binding:
     """The binding that a lease needs in the engine of its node, under this fence."""
-    return Binding(lease.id, fence, lease.node, ledger.nodes[lease.node].engine_node, now, again=again)
+    return Binding(
+        lease_id=lease.id,
+        fence=fence,
+        node=lease.node,
+        place=ledger.nodes[lease.node].engine_node,
+        made_at_ms=now,
+        again=again,
+    )
 
 
 def lease_record(type_: RecordType, lease: Lease, job: Job | None, reason: str = "") -> Record:

@@ -49,7 +49,7 @@ def on_asked(ledger: Ledger, event: LeaseAsked, now: int) -> Decision:
         if lease is None or lease.request != event.request:
             raise Conflict(f"request {event.request.id} was used before for something else")
         return Decision(answer=LeaseAnswer(lease))
-    lease = Lease(event.request.id, event.request, now)
+    lease = Lease(id=event.request.id, request=event.request, asked_at_ms=now)
     return admit(ledger, lease, now, job=None)
 
 
@@ -60,8 +60,17 @@ def on_refused(ledger: Ledger, event: RequestRefused, now: int) -> Decision:
 def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decision:
     """Grant a new request at once or by preemption, or queue it; refuse one that can never be granted."""
     request = lease.request
-    _check_request(ledger, request)
-    _check_deadline(request, now)
+    problem = request.problem() or request.naming_problem()
+    if problem is not None:
+        raise BadInput(problem)
+    named = (*request.require, *request.prefer, *((request.target,) if request.target else ()))
+    unknown = [name for name in named if name not in ledger.nodes]
+    if unknown:
+        known = ", ".join(sorted(ledger.nodes)) or "none"
+        raise Refused(f"no node is called {unknown[0]}; the nodes are: {known}")
+    if request.latest_start_ms and request.latest_start_ms < now:
+        needs, left = plain_number(request.expects_ms / 1000), plain_number(max(request.deadline_ms - now, 0) / 1000)
+        raise Refused(f"it takes {needs} s, but its deadline is in {left} s")
     asked = lease_record("requested", lease, job, reasons.describe_amounts(request.ask))
     asked.data.update(request_details(request, now, retries=job.retries_left if job is not None else 0))
     lease = with_turn(ledger, lease, now)
@@ -106,25 +115,6 @@ def _with_answer(decision: Decision, asked: Record, lease: Lease, job: Job | Non
     return decision
 
 
-def _check_request(ledger: Ledger, request: Request) -> None:
-    problem = request.problem() or request.naming_problem()
-    if problem is not None:
-        raise BadInput(problem)
-    named = (*request.require, *request.prefer, *((request.target,) if request.target else ()))
-    unknown = [name for name in named if name not in ledger.nodes]
-    if unknown:
-        known = ", ".join(sorted(ledger.nodes)) or "none"
-        raise Refused(f"no node is called {unknown[0]}; the nodes are: {known}")
-
-
-def _check_deadline(request: Request, now: int) -> None:
-    if request.latest_start_ms and request.latest_start_ms < now:
-        left = max(request.deadline_ms - now, 0) / 1000
-        raise Refused(
-            f"it takes {plain_number(request.expects_ms / 1000)} s, but its deadline is in {plain_number(left)} s"
-        )
-
-
 def _check_possible(ledger: Ledger, request: Request) -> None:
     beyond = exceeds_quota_alone(ledger, request) if ledger.policy.quotas else None
     if beyond is not None:
@@ -151,7 +141,7 @@ def _preempt(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[D
     if plan is None:
         return None
     leaving, awaits = preempt_victims(ledger, plan, lease, now)
-    there = Placement(plan.node, plan.claim)
+    there = Placement(node=plan.node, claim=plan.claim)
     decision, lease, job = grant(ledger, lease, there, now, job=job, awaits=awaits, displaced=plan.awaits)
     decision.changes = leaving.changes + decision.changes
     decision.records += leaving.records

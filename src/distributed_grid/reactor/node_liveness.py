@@ -22,7 +22,6 @@ from distributed_grid.domain.followups import AssessNode, CheckClaims, ScanQueue
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation
 from distributed_grid.domain.resources import NOTHING
-from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, LeaseState, NodeState, Step, advance
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record
 from distributed_grid.reactor.nodes import departed_node, hold_deadline, leases_to_reclaim, suspected_node, why_degraded
@@ -59,7 +58,7 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         return Decision()
     overused_since = (last.overused_since_ms if last is not None else 0) or now
     seen = replace(
-        last or NodeObservation(event.name, now),
+        last or NodeObservation(node=event.name, at_ms=now),
         at_ms=now,
         usage=event.usage,
         beat=event.beat,
@@ -98,7 +97,13 @@ def assess_node(ledger: Ledger, heard: AssessNode | NodeHeard, now: int) -> Deci
     decision = Decision()
     if seen.clock_jump_ms != seen.clock_recorded_ms:
         decision.changes.append(replace(seen, clock_recorded_ms=seen.clock_jump_ms))
-        decision.records.append(_clock_record(seen))
+        if seen.clock_jump_ms:
+            reason = "the wall clock jumped: nothing is deleted by age until it is steady or confirmed"
+            seconds = {"jumped_seconds": seen.clock_jump_ms / 1000, "waits_seconds": seen.clock_waits_ms / 1000}
+            decision.records.append(Record("clock-jumped", "", seen.node, seen.node, reason, data=seconds))
+        else:
+            reason = "the wall clock is steady again"
+            decision.records.append(Record("clock-steady", "", seen.node, seen.node, reason))
     if seen.overused_since_ms and now - seen.overused_since_ms >= RECLAIM_DELAY_MS:
         why = f"the owner of {node.name} is using it"
         leaving = engine_leases_to_reclaim(ledger, node, seen.usage)
@@ -115,7 +120,9 @@ def assess_node(ledger: Ledger, heard: AssessNode | NodeHeard, now: int) -> Deci
             decision.follow.append(WorkerJoined(node.name))
         if any(lease.recovered for lease in ledger.leases_of(node.name)):
             decision.follow.append(CheckClaims(node.name))
-    decision.changes += _renewed_reservations(ledger, node.name, now)
+    for lease in [ledger.leases[lease_id] for lease_id in ledger.reservations_on.get(node.name, ())]:
+        if lease.state is LeaseState.ACTIVE and 2 * (lease.ends_at_ms - now) < lease.request.duration_ms:
+            decision.changes.append(replace(lease, ends_at_ms=now + lease.request.duration_ms))
     stock, claims = ledger.engine_capacities.get(node.name), ledger.claims_on(node.name)
     before = ledger.offers.get(node.name)
     degraded = why_degraded(ledger, node.name)
@@ -125,15 +132,6 @@ def assess_node(ledger: Ledger, heard: AssessNode | NodeHeard, now: int) -> Deci
     if decision.changes and ledger.waiting:
         decision.follow.append(ScanQueue())
     return decision
-
-
-def _clock_record(seen: NodeObservation) -> Record:
-    """The record of a jump of a node's wall clock, or of its end."""
-    if not seen.clock_jump_ms:
-        return Record("clock-steady", "", seen.node, seen.node, "the wall clock is steady again")
-    why = "the wall clock jumped: nothing is deleted by age until it is steady or confirmed"
-    seconds = {"jumped_seconds": seen.clock_jump_ms / 1000, "waits_seconds": seen.clock_waits_ms / 1000}
-    return Record("clock-jumped", "", seen.node, seen.node, why, data=seconds)
 
 
 def on_clocks_confirmed(ledger: Ledger, event: ClocksConfirmed, now: int) -> Decision:
@@ -158,7 +156,14 @@ def check_liveness(ledger: Ledger, now: int) -> Decision:
         if node.state is NodeState.ALIVE and (seen is None or now - seen.at_ms > suspect_after_ms):
             decision.changes.append(suspected_node(node))
             decision.records.append(Record("node-suspect", "", node.name, node.name, "not heard from"))
-        elif (node.forgotten or _is_deserted(node, seen, now)) and not ledger.leases_on.get(node.name):
+            continue
+        is_deserted = (  # a pull worker that was lost long ago
+            node.is_pull
+            and node.state is NodeState.LOST
+            and seen is not None
+            and now - max(seen.at_ms, seen.held_until_ms) > DESERTED_MS
+        )
+        if (node.forgotten or is_deserted) and not ledger.leases_on.get(node.name):
             decision.changes.append(departed_node(node))
         elif node.state in _UNHEARD and node.hold_ms and (seen is None or now >= seen.held_until_ms):
             _declare_lost(ledger, node, decision)
@@ -177,7 +182,7 @@ def _declare_lost(ledger: Ledger, node: Node, decision: Decision) -> None:
     if room <= 0:
         decision.later = [TimePassed()]
         return
-    seen = ledger.observations.get(node.name) or NodeObservation(node.name, 0)
+    seen = ledger.observations.get(node.name) or NodeObservation(node=node.name, at_ms=0)
     is_decided = node.state is NodeState.SUSPECT or bool(ledger.leases_on.get(node.name))
     if is_decided and not seen.lost and not node.is_pull:
         decision.changes.append(replace(seen, lost=True))
@@ -203,20 +208,3 @@ def _check_pull_worker(ledger: Ledger, node: Node, seen: NodeObservation | None,
         if len(decision.follow) < MAX_LEASES_PER_STEP and not ledger.leases[attempt.lease_id].awaits:
             why = f"{node.name} did not take it within {UNTAKEN_MS // 1000} s"
             decision.follow.append(LeaseReclaimed(attempt.lease_id, why))
-
-
-def _is_deserted(node: Node, seen: NodeObservation | None, now: int) -> bool:
-    """Whether a pull worker was lost longer than `DESERTED_MS` ago."""
-    if not node.is_pull or node.state is not NodeState.LOST or seen is None:
-        return False
-    return now - max(seen.at_ms, seen.held_until_ms) > DESERTED_MS
-
-
-def _renewed_reservations(ledger: Ledger, node: str, now: int) -> list[Row]:
-    """The reservations for tasks on a node that was heard, with a full term again once half of it has passed."""
-    held = (ledger.leases[lease_id] for lease_id in ledger.reservations_on.get(node, ()))
-    return [
-        replace(lease, ends_at_ms=now + lease.request.duration_ms)
-        for lease in held
-        if lease.state is LeaseState.ACTIVE and 2 * (lease.ends_at_ms - now) < lease.request.duration_ms
-    ]

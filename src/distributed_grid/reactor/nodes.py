@@ -50,7 +50,7 @@ def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: in
         if doubted is not node:
             changes.append(doubted)
         if node.hold_ms:  # the last owner may have renewed its holds until just now
-            changes.append(NodeObservation(node.name, 0, held_until_ms=hold_deadline(node, now)))
+            changes.append(NodeObservation(node=node.name, at_ms=0, held_until_ms=hold_deadline(node, now)))
     return Decision(changes)
 
 
@@ -85,7 +85,11 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
     if new.is_pull != old.is_pull:  # another kind of node, which cannot report the attempts of the old one
         why = f"{old.name} is another node now"
         decision.follow += [LeaseLost(lease.id, why) for lease in ledger.leases_of(old.name)]
-    excess = None if new.lendable == old.lendable else _excess(ledger, new)
+    excess = None
+    if new.lendable != old.lendable:  # recovered leases are checked when the node is heard
+        held = (lease for lease in ledger.leases_of(new.name) if not lease.recovered)
+        claims = [lease.claim for lease in held if lease.claim is not None]
+        excess = NodeClaims(claims).excess_over(new.lendable) or shared_though_exclusive(claims, new.lendable)
     if excess is not None:
         new = replace(new, capacity=old.capacity, caps=old.caps)
         why = f"still {excess}: keeps its old limits until the next start"
@@ -100,14 +104,6 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
 
 def _declared(node: Node) -> Record:
     return Record("node-declared", "", node.name, node.name, data=capacity_details(node.lendable))
-
-
-def _excess(ledger: Ledger, node: Node) -> str | None:
-    """Excess of a node's leases over its declaration, preemptors that wait for their victims included; recovered leases
-    are checked when it is heard."""
-    held = (lease for lease in ledger.leases_of(node.name) if not lease.recovered)
-    claims = [lease.claim for lease in held if lease.claim is not None]
-    return NodeClaims(claims).excess_over(node.lendable) or shared_though_exclusive(claims, node.lendable)
 
 
 def _refreshed_offer(ledger: Ledger, node: Node) -> list[Row]:
@@ -153,7 +149,7 @@ def on_agent_rejected(ledger: Ledger, event: AgentRejected, now: int) -> Decisio
     """Note why an agent was turned away; the audit trail gets it at most once in `REJECTED_EVERY_MS`."""
     if event.node not in ledger.nodes:
         return Decision()
-    seen = ledger.observations.get(event.node) or NodeObservation(event.node, 0)
+    seen = ledger.observations.get(event.node) or NodeObservation(node=event.node, at_ms=0)
     if seen.rejected_at_ms and now - seen.rejected_at_ms < REJECTED_EVERY_MS:
         return Decision()
     rejected = replace(seen, rejected=event.why, rejected_at_ms=now)
@@ -270,6 +266,6 @@ def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
         state = advance(advance(state, Step.LEAVE), Step.JOIN)
     stopped = replace(node, state=state, wanted=False, reclaim="")
     offer = ledger.offers.get(node.name)
-    decision.changes = [stopped, NodeObservation(node.name, 0, missing=missing)]
+    decision.changes = [stopped, NodeObservation(node=node.name, at_ms=0, missing=missing)]
     decision.changes += [] if offer is None else [replace(offer, withdrawn=True)]
     return decision

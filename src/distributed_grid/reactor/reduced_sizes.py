@@ -37,7 +37,19 @@ def reduce_waiting(ledger: Ledger, now: int) -> Decision | None:
             return None
         size = _reduced_size(ledger, job, lease)
         if size is not None:
-            return _reduce(job, lease, size, now)
+            assert job.estimate is not None
+            learned = job.given_limit_bytes
+            estimate = replace(
+                job.estimate,
+                memory_limits=(*job.estimate.memory_limits[: job.overruns], size),
+                reduced_from_bytes=job.estimate.reduced_from_bytes or learned,
+            )
+            smaller = replace(lease, request=replace(lease.request, ask=replace(lease.request.ask, memory_bytes=size)))
+            waited_s = (now - _waits_since(job)) // 1000
+            why = f"waited {waited_s} s for {_gigabytes(learned)} of memory, a learned size: {_gigabytes(size)} is free"
+            data = {"job_id": job.id, "memory_limit_bytes": size}
+            record = Record("reduced", job.request.user, job.uid, "", why, data=data)
+            return Decision([smaller, replace(job, estimate=estimate)], [record])
     return None
 
 
@@ -63,22 +75,6 @@ def _reduced_size(ledger: Ledger, job: Job, lease: Lease) -> int | None:
     over = [attempt.memory_limit_bytes for attempt in job.attempts if attempt.outcome is not None]
     least = max(MIN_REDUCED_BYTES, max(over, default=0) + 1)
     return size if least <= size < lease.request.ask.memory_bytes else None
-
-
-def _reduce(job: Job, lease: Lease, size: int, now: int) -> Decision:
-    assert job.estimate is not None
-    learned = job.given_limit_bytes
-    estimate = replace(
-        job.estimate,
-        memory_limits=(*job.estimate.memory_limits[: job.overruns], size),
-        reduced_from_bytes=job.estimate.reduced_from_bytes or learned,
-    )
-    smaller = replace(lease, request=replace(lease.request, ask=replace(lease.request.ask, memory_bytes=size)))
-    waited_s = (now - _waits_since(job)) // 1000
-    why = f"waited {waited_s} s for {_gigabytes(learned)} of memory, a learned size: {_gigabytes(size)} is free"
-    data = {"job_id": job.id, "memory_limit_bytes": size}
-    record = Record("reduced", job.request.user, job.uid, "", why, data=data)
-    return Decision([smaller, replace(job, estimate=estimate)], [record])
 
 
 def _gigabytes(size: int) -> str:

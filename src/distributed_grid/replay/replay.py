@@ -88,7 +88,7 @@ class _Run:
         self.plans: list[ScheduledEvent] = []
 
     def over(self, outcome: Outcome) -> AttemptEnded:
-        return AttemptEnded(self.uid, self.number, self.fence, outcome, (self.node,))
+        return AttemptEnded(uid=self.uid, number=self.number, fence=self.fence, outcome=outcome, nodes=(self.node,))
 
 
 class Replay:
@@ -153,7 +153,7 @@ class Replay:
 
     def _hear(self, name: str, *, yields: bool) -> None:
         """Report a node now, with a timestamp ahead of all time without news of it."""
-        self._tell(HeartbeatReceived(name, Usage(), generation=self._generations[name], yields=yields))
+        self._tell(HeartbeatReceived(name=name, usage=Usage(), generation=self._generations[name], yields=yields))
         self._ledger.apply([replace(self._ledger.observations[name], at_ms=self._queue.now + AHEAD_MS)])
 
     # ------------------------------------------------------------------ what is asked for
@@ -172,7 +172,9 @@ class Replay:
             request = replace(request, deadline_ms=now + logged.deadline_in_ms)
         self.figures.asked(request, now, logged.run_ms)
         self._left_ms[request.id] = logged.run_ms
-        job = JobSubmitted(request.id, COMMAND, request, logged.retries, restartable=True)  # an owner only delays it
+        job = JobSubmitted(
+            id=request.id, command=COMMAND, request=request, retries=logged.retries, restartable=True
+        )  # an owner only delays it
         event = job if logged.is_job else LeaseAsked(request)
         try:
             self._tell(event)
@@ -248,7 +250,13 @@ class Replay:
         run = self._runs.get(attempt.lease_id)
         assert stop is not None
         if run is None:  # assigned, and not begun yet
-            ended = AttemptEnded(job.uid, attempt.number, attempt.fence, Outcome(stop.ending), (attempt.node,))
+            ended = AttemptEnded(
+                uid=job.uid,
+                number=attempt.number,
+                fence=attempt.fence,
+                outcome=Outcome(stop.ending),
+                nodes=(attempt.node,),
+            )
             self._queue.after(0, lambda: self._tell(ended))
         elif job.state is JobState.STOPPING:
             run.plans.append(self._queue.after(STOP_MS, lambda: self._end(run, Outcome(stop.ending))))

@@ -38,7 +38,7 @@ from distributed_grid.errors import BadInput
 PATIENT_MS = FOREVER_MS  # how long work waits whose log does not say
 
 
-class LoggedJob(Struct, frozen=True):
+class LoggedJob(Struct, frozen=True, kw_only=True):
     """One request, and the run time of its job; without a command it is a plain lease."""
 
     at_ms: int
@@ -100,20 +100,20 @@ def read_swf(name: str, lines: Iterable[str]) -> Trace:
             continue
         widest = max(widest, width)
         request = Request(
-            f"job{fields[0]}",
-            f"user{fields[USER]}",
-            Amounts(cpu_milli=1000 * width),
+            id=f"job{fields[0]}",
+            user=f"user{fields[USER]}",
+            ask=Amounts(cpu_milli=1000 * width),
             wait_ms=PATIENT_MS,
             team=f"group{fields[GROUP]}" if fields[GROUP] >= 0 else "",
             expects_ms=1000 * max(fields[EXPECTED], 0),
         )
-        work.append(LoggedJob(1000 * fields[SUBMIT], request, 1000 * fields[RUN]))
+        work.append(LoggedJob(at_ms=1000 * fields[SUBMIT], request=request, run_ms=1000 * fields[RUN]))
     seen: set[str] = set()
     for one in work:
         if one.request.id in seen:
             raise BadInput(f"{name}: {one.request.id} is there twice")
         seen.add(one.request.id)
-    machine = Node("machine", capacity=Capacity(1000 * (declared or widest), 2**40))
+    machine = Node(name="machine", capacity=Capacity(1000 * (declared or widest), 2**40))
     return make_trace(name, work, [machine], {"that never ran": never} if never else {})
 
 
@@ -145,13 +145,17 @@ def read_pods(name: str, lines: Iterable[str], nodes: Iterable[Node]) -> Trace:
             never += 1
             continue
         request = Request(
-            row["name"],
-            "openb",
-            _ask(name, number, row),
-            PRIORITIES.get(row.get("qos", ""), Priority.MEDIUM),
+            id=row["name"],
+            user="openb",
+            ask=_ask(name, number, row),
+            priority=PRIORITIES.get(row.get("qos", ""), Priority.MEDIUM),
             wait_ms=PATIENT_MS,
         )
-        work.append(LoggedJob(1000 * _number(name, number, row["creation_time"]), request, 1000 * (ended - began)))
+        work.append(
+            LoggedJob(
+                at_ms=1000 * _number(name, number, row["creation_time"]), request=request, run_ms=1000 * (ended - began)
+            )
+        )
     return make_trace(name, work, nodes, {"that never ran": never} if never else {})
 
 
@@ -179,7 +183,7 @@ def read_nodes(name: str, lines: Iterable[str]) -> list[Node]:
     for number, row in _rows(name, lines, NODE):
         gpus = tuple(GpuDevice(index, name=row["model"]) for index in range(_number(name, number, row["gpu"])))
         memory = _number(name, number, row["memory_mib"]) * MB
-        nodes.append(Node(row["sn"], capacity=Capacity(_number(name, number, row["cpu_milli"]), memory, gpus)))
+        nodes.append(Node(name=row["sn"], capacity=Capacity(_number(name, number, row["cpu_milli"]), memory, gpus)))
     return nodes
 
 
@@ -282,7 +286,8 @@ def _take(event: dict[str, Any], stories: dict[str, _Story], nodes: dict[str, No
         size = _count(data, "gpu_memory_bytes")
         gpus = tuple(GpuDevice(index, size, str(model)) for index, model in enumerate(data.get("gpus", ())))
         nodes[subject] = Node(
-            subject, capacity=Capacity(_count(data, "cpu_milli"), _count(data, "memory_bytes"), gpus, _custom(data))
+            name=subject,
+            capacity=Capacity(_count(data, "cpu_milli"), _count(data, "memory_bytes"), gpus, _custom(data)),
         )
     if kind == "requested" and not (event.get("user") == GRID_USER and subject.startswith(AUTOMATIC_PREFIX)):
         request = _request(subject, event.get("user") or "somebody", data)
@@ -314,9 +319,9 @@ def _request(uid: str, user: str, data: dict[str, Any]) -> Request:
     if not any(data.get(kind) for kind in ("cpu_milli", "memory_bytes", "gpu_milli", "custom")):
         raise BadInput("this request does not say how much it asked for: it was logged by another version")
     request = Request(
-        uid,
-        user,
-        Amounts(
+        id=uid,
+        user=user,
+        ask=Amounts(
             cpu_milli=_count(data, "cpu_milli"),
             memory_bytes=_count(data, "memory_bytes"),
             gpu_milli=_count(data, "gpu_milli"),
@@ -324,7 +329,7 @@ def _request(uid: str, user: str, data: dict[str, Any]) -> Request:
             custom=_custom(data),
             gpu_models=tuple(data.get("gpu_models", ())),
         ),
-        Priority.parse(data["priority"]),
+        priority=Priority.parse(data["priority"]),
         prefer=tuple(data.get("prefer", ())),
         require=tuple(data.get("require", ())),
         wait_ms=_count(data, "wait_ms", None),
@@ -383,7 +388,7 @@ class _Lent:
     def nodes(self) -> list[Node]:
         return [
             Node(
-                name,
+                name=name,
                 capacity=Capacity(
                     most.cpu_milli,
                     most.memory_bytes,

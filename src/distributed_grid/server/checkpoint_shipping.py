@@ -108,9 +108,9 @@ class CheckpointShipper:
                     digest = await asyncio.to_thread(self._store.add, manifest.encode(tree))
                     contents.add(digest)
             done = CheckpointShipped(
-                uid,
-                attempt.number,
-                digest,
+                uid=uid,
+                number=attempt.number,
+                manifest=digest,
                 files=tree.total_files,
                 bytes=tree.total_bytes,
                 left_out=listing.skipped[:MAX_NAMED],
@@ -122,7 +122,7 @@ class CheckpointShipper:
             tries = self._work.fail(key, str(failure), lasts=lasts, retry_seconds=0.0)
             if tries.lasting < MAX_FAILURES and not self._is_hopeless(self._grid.ledger, effect):
                 return
-            done = CheckpointShipped(uid, attempt.number, problem=tries.problem)
+            done = CheckpointShipped(uid=uid, number=attempt.number, problem=tries.problem)
         await self._grid.handle_with_retry(done)
         self._has_unused = True  # the checkpoint before it
         self._work.wake()

@@ -512,7 +512,15 @@ class Daemon:
     def _alarm(self, subject: str, reason: str) -> None:
         """Send an alert about a machine that cannot be terminated or an exceeded budget."""
         self._monitor.send_alert(
-            Alert(subject, "budget", True, value=1.0, mark=1.0, at_ms=self._grid.now_ms(), detail=reason)
+            Alert(
+                node=subject,
+                resource="budget",
+                raised=True,
+                value=1.0,
+                mark=1.0,
+                at_ms=self._grid.now_ms(),
+                detail=reason,
+            )
         )
 
     def _on_ray_connected(self) -> list[ChildCommand]:

@@ -100,7 +100,7 @@ def test_an_agent_detects_its_capacity_anew_once_when_it_is_asked_to(tmp_path: P
         agent = Agent(("gpu1",), tmp_path / "jobs", meter, control, capacity=lambda: Capacity(next(sizes)))
         await agent.start()
         try:
-            agent.send(HeartbeatReply(0, 0, node="gpu1", report_capacity=True))
+            agent.send(HeartbeatReply(beat=0, hold_ms=0, node="gpu1", report_capacity=True))
             for _ in range(3):
                 control.beats.clear()
                 await asyncio.wait_for(control.beats.wait(), 20)
@@ -113,10 +113,16 @@ def test_an_agent_detects_its_capacity_anew_once_when_it_is_asked_to(tmp_path: P
 
 def test_a_machine_that_became_dedicated_yields_to_no_owner_any_more(tmp_path: Path) -> None:
     agent = Agent(("gpu1",), tmp_path / "jobs", UsageMeter(MachineProbe(), GpuProbe()), Listening())
-    rules = OwnerRules(300, 500, 0, 200, 0)
-    agent.send(Welcome(PROTOCOL, "0.2.0", 1, 0, 2000, rules))
+    rules = OwnerRules(
+        cpu_busy_max_milli=300,
+        memory_used_max_milli=500,
+        memory_min_bytes=0,
+        gpu_busy_max_milli=200,
+        gpu_memory_min_bytes=0,
+    )
+    agent.send(Welcome(protocol=PROTOCOL, version="0.2.0", epoch=1, hold_ms=0, heartbeat_ms=2000, owner=rules))
     assert agent.guard.rules == rules
-    agent.send(Welcome(PROTOCOL, "0.2.0", 1, 0, 2000))
+    agent.send(Welcome(protocol=PROTOCOL, version="0.2.0", epoch=1, hold_ms=0, heartbeat_ms=2000))
     assert agent.guard.rules is None
 
 
@@ -136,7 +142,7 @@ def test_an_agent_says_that_its_clock_jumped_until_somebody_confirms_it(tmp_path
                 control.beats.clear()
                 await asyncio.wait_for(control.beats.wait(), 20)
             assert abs(control.jump.by_ms - ahead_ms) < 1_000
-            agent.send(HeartbeatReply(0, 0, node="gpu1", clock_confirmed=True))
+            agent.send(HeartbeatReply(beat=0, hold_ms=0, node="gpu1", clock_confirmed=True))
             while control.jump is not None:
                 control.beats.clear()
                 await asyncio.wait_for(control.beats.wait(), 20)
@@ -160,7 +166,9 @@ def test_an_agent_says_at_once_that_its_machine_is_taken_away_and_hears_it_from_
                 control.beats.clear()
                 await asyncio.wait_for(control.beats.wait(), 20)
             assert not agent.machine_end.is_known_to(CONTROL_PLANE)
-            agent.send(HeartbeatReply(0, 0, node="gpu1", end=AnnouncedEnd("its lifetime is over then", 600_000)))
+            agent.send(
+                HeartbeatReply(beat=0, hold_ms=0, node="gpu1", end=AnnouncedEnd("its lifetime is over then", 600_000))
+            )
             assert agent.machine_end.is_known_to(CONTROL_PLANE)
             assert agent.machine_end.end is not None
             assert agent.machine_end.end.why == "EC2 spot notice (terminate)", "the earlier end counts"

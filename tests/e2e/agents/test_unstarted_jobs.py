@@ -71,9 +71,11 @@ def test_jobs_of_a_node_that_only_sends_heartbeats_run_elsewhere(far_grid: Make)
         async with unix_connect(
             f"/proc/self/fd/{folder}/{link.name}", "ws://grid/v1/agent", compression=None, max_size=None
         ) as socket:
-            await socket.send(wire.encode(wire.AgentHello(wire.PROTOCOL, __version__, "gpu1", boot="hole")))
+            await socket.send(
+                wire.encode(wire.AgentHello(protocol=wire.PROTOCOL, version=__version__, node="gpu1", boot="hole"))
+            )
             while not job.done():
-                await socket.send(wire.encode(wire.Heartbeat("gpu1", Usage(), boot_ms())))
+                await socket.send(wire.encode(wire.Heartbeat(node="gpu1", usage=Usage(), beat=boot_ms())))
                 await asyncio.sleep(0.3)
         os.close(folder)
 

@@ -8,7 +8,13 @@ from distributed_grid.agent.lent_memory import address_towards, bytes_to_reclaim
 from distributed_grid.wire import OwnerRules
 
 GB = 1024**3
-RULES = OwnerRules(300, 500, 2 * GB, 200, GB)
+RULES = OwnerRules(
+    cpu_busy_max_milli=300,
+    memory_used_max_milli=500,
+    memory_min_bytes=2 * GB,
+    gpu_busy_max_milli=200,
+    gpu_memory_min_bytes=GB,
+)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_start_is_reported_in_a_moment() -> None:
     sent.outbox.started("a.1", 7, 123, (0, 1))
     assert (sent.reports, [ms for ms, _ in sent.later]) == ([], [SHORT_MS])
     sent.pass_time()
-    assert sent.reports == [AttemptStartedReport(1, "a.1", 7, 123, (0, 1))]
+    assert sent.reports == [AttemptStartedReport(seq=1, lease_id="a.1", fence=7, pid=123, cores=(0, 1))]
 
 
 def test_the_start_of_what_is_over_at_once_is_reported_with_its_end() -> None:
@@ -39,7 +39,9 @@ def test_the_start_of_what_is_over_at_once_is_reported_with_its_end() -> None:
     sent.outbox.started("a.1", 7, 123, (0,))
     sent.outbox.ended("a.1", 7, DONE, 5)
     sent.pass_time()
-    assert sent.reports == [AttemptEndedReport(1, "a.1", 7, DONE, 123, (0,), mark_age_ms=5)]
+    assert sent.reports == [
+        AttemptEndedReport(seq=1, lease_id="a.1", fence=7, outcome=DONE, pid=123, cores=(0,), mark_age_ms=5)
+    ]
 
 
 def test_a_start_that_is_known_anew_is_reported_once_with_its_last_fence() -> None:
@@ -108,4 +110,4 @@ def test_a_delayed_end_is_kept_at_once_and_sent_later_unless_it_was_acknowledged
     sent.outbox.acknowledged(2)
     assert [ms for ms, _ in sent.later] == [500, 500]
     sent.pass_time()
-    assert sent.reports == [AttemptEndedReport(1, "a.1", 7, DONE)]
+    assert sent.reports == [AttemptEndedReport(seq=1, lease_id="a.1", fence=7, outcome=DONE)]

@@ -19,7 +19,7 @@ from distributed_grid import wire
 from distributed_grid.agent.uplink import EndpointUnknown, Timing, Uplink
 from distributed_grid.domain.nodes import Usage
 
-WELCOME = wire.Welcome(wire.PROTOCOL, "0.2.0", 1, 60_000, 2_000)
+WELCOME = wire.Welcome(protocol=wire.PROTOCOL, version="0.2.0", epoch=1, hold_ms=60_000, heartbeat_ms=2_000)
 HASTY = Timing(greeting=0.3, silence=0.3, first_pause=0.01, max_pause=0.05, refused_pause=0.05)
 Behave = Callable[[ServerConnection], Awaitable[None]]
 
@@ -35,7 +35,7 @@ class Agent:
         self.received: list[wire.ToAgent] = []
 
     def greeting(self, node: str) -> list[wire.AgentHello]:
-        return [wire.AgentHello(wire.PROTOCOL, "0.2.0", node)]
+        return [wire.AgentHello(protocol=wire.PROTOCOL, version="0.2.0", node=node)]
 
     def welcomed(self, welcome: wire.Welcome) -> None:
         self.welcomes += 1
@@ -67,7 +67,7 @@ def play(path: Path, behave: Behave, until: Callable[[Agent], bool], timing: Tim
         async with unix_serve(behave, str(path), compression=None, ping_interval=None):
             async with asyncio.timeout(20):
                 while not until(agent):
-                    link.received(wire.Heartbeat("gpu1", Usage(), 5), agent)
+                    link.received(wire.Heartbeat(node="gpu1", usage=Usage(), beat=5), agent)
                     assert not running.done()
                     await asyncio.sleep(0.02)
             running.cancel()
@@ -84,10 +84,10 @@ def test_it_waits_for_a_way_greets_and_passes_orders_on(tmp_path: Path) -> None:
         await link.send(wire.encode(WELCOME))
         beat = wire.decode_from_agent(await link.recv(decode=False))
         assert isinstance(beat, wire.Heartbeat)
-        await link.send(wire.encode(wire.HeartbeatReply(beat.beat, 60_000)))
+        await link.send(wire.encode(wire.HeartbeatReply(beat=beat.beat, hold_ms=60_000)))
         await link.wait_closed()
 
-    agent = play(tmp_path / "s", behave, lambda agent: wire.HeartbeatReply(5, 60_000) in agent.received)
+    agent = play(tmp_path / "s", behave, lambda agent: wire.HeartbeatReply(beat=5, hold_ms=60_000) in agent.received)
     assert agent.welcomes == 1
 
 
@@ -125,8 +125,8 @@ def test_one_that_never_welcomes_is_asked_again(tmp_path: Path) -> None:
     "answer",
     [
         wire.RejectAgent("no node is called gpu1"),
-        wire.HeartbeatReply(1, 1),
-        wire.Welcome(wire.PROTOCOL + 1, "9", 1, 0, 2000),
+        wire.HeartbeatReply(beat=1, hold_ms=1),
+        wire.Welcome(protocol=wire.PROTOCOL + 1, version="9", epoch=1, hold_ms=0, heartbeat_ms=2000),
     ],
     ids=["refused", "not welcomed", "another protocol"],
 )

@@ -78,7 +78,7 @@ def test_a_node_whose_agent_nobody_wants_is_stopped_and_one_that_is_started_is_j
 
 def test_a_node_shows_what_was_borrowed_for_it_and_went_back_unused() -> None:
     watch = PressureWatch(unused_amount=4 * 1024**3, unused_ms=600_000)
-    row = shown(a_ledger(a_node("gpu1"), rows=[RebalanceState("gpu1", memory=watch)]))
+    row = shown(a_ledger(a_node("gpu1"), rows=[RebalanceState(node="gpu1", memory=watch)]))
     assert row.unused_borrowing == [UnusedBorrowing("memory", 4.0, 600.0)]
     assert shown(a_ledger(a_node("gpu1"))).unused_borrowing == []
 

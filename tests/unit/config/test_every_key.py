@@ -111,20 +111,22 @@ class Story:
         for _ in range(times):
             self.clock.ms += round(1000 * seconds)
             for node in self.config.nodes:
-                await self.grid.handle(HeartbeatReceived(node.name, usage))
+                await self.grid.handle(HeartbeatReceived(name=node.name, usage=usage))
             await self.grid.handle(TimePassed())
 
     async def run(self, uid: str) -> None:
         """The agent says that a job runs."""
         attempt = self.grid.ledger.jobs[uid].attempt
         assert attempt is not None
-        await self.grid.handle(AttemptStarted(uid, attempt.number, attempt.fence, 7))
+        await self.grid.handle(AttemptStarted(uid=uid, number=attempt.number, fence=attempt.fence, pid=7))
 
     async def end(self, uid: str, ending: Ending) -> None:
         """The agent says that a job's attempt is over."""
         attempt = self.grid.ledger.jobs[uid].attempt
         assert attempt is not None
-        await self.grid.handle(AttemptEnded(uid, attempt.number, attempt.fence, Outcome(ending)))
+        await self.grid.handle(
+            AttemptEnded(uid=uid, number=attempt.number, fence=attempt.fence, outcome=Outcome(ending))
+        )
 
     async def offers(self) -> dict[tuple[str, str], Any]:
         viewer = Viewer(0, self.config.resource_sharing.max_offers_per_node)
@@ -246,10 +248,12 @@ async def _small_after_large(story: Story) -> Observed:
 async def _urgent_after_job(story: Story) -> Observed:
     """A job has run for ten seconds when somebody in a hurry asks for its place."""
     await story.beat()
-    await story.grid.handle(JobSubmitted("job", a_command("true"), a_request("job", cores=8, priority="low")))
+    await story.grid.handle(
+        JobSubmitted(id="job", command=a_command("true"), request=a_request("job", cores=8, priority="low"))
+    )
     job = await story.grid.read(lambda ledger, now: next(iter(ledger.jobs.values())))
     attempt = job.attempts[-1]
-    await story.grid.handle(AttemptStarted(job.uid, attempt.number, attempt.fence, 4242))
+    await story.grid.handle(AttemptStarted(uid=job.uid, number=attempt.number, fence=attempt.fence, pid=4242))
     await story.beat(times=5)
     await story.ask("urgent", cores=8, priority="urgent", wait_s=3600)
     return await story.grid.read(lambda ledger, now: [str(one.state) for one in ledger.jobs.values()])
@@ -342,8 +346,8 @@ def balanced(resource: str, *levels: tuple[int, int]) -> Callable[[ClusterConfig
                 names = [node.name for node in story.config.nodes]
                 idle: dict[str, Any] = {"memory": 0, "cpu": 0, "gpu": 0}
                 hot = {**idle, resource: level}
-                rest = (PressureReading(name, 0, **idle) for name in names[1:])
-                readings = (PressureReading(names[0], 0, **hot), *rest)
+                rest = (PressureReading(node=name, score=0, **idle) for name in names[1:])
+                readings = (PressureReading(node=names[0], score=0, **hot), *rest)
                 await story.grid.handle(PressureRead(readings, rules))
                 held = await story.grid.read(
                     lambda ledger, now: sum(is_automatic(one.request) for one in ledger.leases.values())
@@ -365,11 +369,13 @@ def offloaded(resource: str, level: int = 900) -> Callable[[ClusterConfig], Obse
             request = a_request(uid, cores=1, memory_gb=1, gpus=int(resource == "gpu"), prefer=[first])
             await story.beat()
             known = JobEstimate(run_ms=10**8)
-            await story.grid.handle(JobSubmitted(uid, a_command(), request, 0, estimate=known, restartable=True))
+            await story.grid.handle(
+                JobSubmitted(id=uid, command=a_command(), request=request, retries=0, estimate=known, restartable=True)
+            )
             await story.run(uid)
         idle: dict[str, Any] = {"memory": 0, "cpu": 0, "gpu": 0}
-        hot = PressureReading(first, 500, **{**idle, resource: level})
-        readings = (hot, *(PressureReading(name, 0, **idle) for name in others))
+        hot = PressureReading(node=first, score=500, **{**idle, resource: level})
+        readings = (hot, *(PressureReading(node=name, score=0, **idle) for name in others))
         rules, seen = offload_rules(story.config), []
         for look in range(16):
             await story.beat(seconds=30)
@@ -398,7 +404,13 @@ def yielded(config: ClusterConfig) -> Observed:
 def alerted(config: ClusterConfig) -> Observed:
     """The alerts of a node that is busy for two minutes."""
     rules = AlertRules(alert_thresholds(config.alerts))
-    usage = Usage(900, 900, 14 * 1024**3, 0, a_usage(gpus={0: (0.9, 4), 1: (0.9, 4)}).gpus)
+    usage = Usage(
+        cpu_busy_milli=900,
+        cpu_outside_milli=900,
+        memory_bytes=14 * 1024**3,
+        memory_outside_bytes=0,
+        gpus=a_usage(gpus={0: (0.9, 4), 1: (0.9, 4)}).gpus,
+    )
     return [alert for at in range(60) for alert in rules.observe("a", usage, MACHINE, 1_000 + 2_000 * at)]
 
 
@@ -514,7 +526,9 @@ def predicted(runs: int, *, growth: float = 1.0) -> Callable[[ClusterConfig], Ob
     def observe(config: ClusterConfig) -> Observed:
         predictor = TaskPredictor(tier_settings(config))
         memory = [round(10**8 * growth**i) + i for i in range(runs)]
-        predictor.learn_all(TaskRun(f"t{i}", 1, "ana", "x", memory_bytes=used) for i, used in enumerate(memory))
+        predictor.learn_all(
+            TaskRun(task_id=f"t{i}", attempt=1, user="ana", key="x", memory_bytes=used) for i, used in enumerate(memory)
+        )
         return predictor.tier()[0]
 
     return observe

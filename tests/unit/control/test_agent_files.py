@@ -94,7 +94,7 @@ def test_nothing_outside_an_attempts_own_files_can_be_read(root: Path, name: byt
 def test_whatever_a_job_puts_in_place_of_its_output_hangs_nobody(root: Path, kind: str, local: bool) -> None:
     odd_files.put(kind, root / "a.1" / "stdout")
     odd_files.put(kind, root / "a.1" / "work" / "odd")
-    attempt = Attempt(1, "a.1", "gpu2", 1, 0)
+    attempt = Attempt(number=1, lease_id="a.1", node="gpu2", fence=1, assigned_at_ms=0)
 
     async def story() -> None:
         files = AttemptFiles(root, Wire(root).files, lambda node: local)
@@ -116,7 +116,7 @@ def test_whatever_a_job_puts_in_place_of_its_output_hangs_nobody(root: Path, kin
 def test_a_working_directory_that_became_a_link_is_not_listed(root: Path, local: bool) -> None:
     (root / "a.1" / "work").rename(root / "a.1" / "moved")
     (root / "a.1" / "work").symlink_to("/etc")
-    attempt = Attempt(1, "a.1", "gpu2", 1, 0)
+    attempt = Attempt(number=1, lease_id="a.1", node="gpu2", fence=1, assigned_at_ms=0)
 
     async def story() -> None:
         files = AttemptFiles(root, Wire(root).files, lambda node: local)
@@ -134,12 +134,12 @@ def test_a_stream_that_is_closed_while_it_is_read_leaves_nothing_open(root: Path
         reading = AttemptFileReader(root, sent.append)
         before = len(os.listdir("/proc/self/fd"))
         for number in range(50):
-            reading.received(wire.ReadFile(number, "a.1", b"stdout", 0, 1_000_000))
+            reading.received(wire.ReadFile(stream=number, lease_id="a.1", name=b"stdout", offset=0, credit=1_000_000))
             if number % 2:
                 await asyncio.sleep(0)
-            reading.received(wire.ListFiles(number, "a.1", ("**",)))
+            reading.received(wire.ListFiles(stream=number, lease_id="a.1", patterns=("**",)))
             reading.received(wire.CloseStream(number))
-        reading.received(wire.ReadFile(99, "a.1", b"stdout", 0, 1000))
+        reading.received(wire.ReadFile(stream=99, lease_id="a.1", name=b"stdout", offset=0, credit=1000))
         reading.close()
         while asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.sleep(0.01)
@@ -224,7 +224,7 @@ def test_an_agent_that_answers_without_end_does_not_fill_the_memory() -> None:
     def answers(message: wire.ToAgent) -> Iterator[wire.FileListing]:
         if isinstance(message, wire.ListFiles):
             for _ in range(5 * MAX_ANSWERS):
-                yield wire.FileListing(message.stream, more=True)
+                yield wire.FileListing(stream=message.stream, more=True)
 
     async def story() -> None:
         with pytest.raises(ProtocolError, match="more than it was asked for"):

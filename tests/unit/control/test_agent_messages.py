@@ -19,7 +19,14 @@ from distributed_grid.wire import AgentHello, MoveOrder, MoveReport
 
 PROCESS = MovedProcess(ProcessIdentity(70, 5, "boot"), "/srv/ann")
 MOVE = Move(
-    "move-1", "ann", "gpu1", "gpu2", Way.PROCESS_RESTART, Request("move-1", "grid", Amounts(1000)), 1, process=PROCESS
+    id="move-1",
+    user="ann",
+    source="gpu1",
+    target="gpu2",
+    way=Way.PROCESS_RESTART,
+    request=Request(id="move-1", user="grid", ask=Amounts(1000)),
+    requested_at_ms=1,
+    process=PROCESS,
 )
 
 
@@ -47,7 +54,7 @@ def test_an_agent_is_ordered_what_the_ledger_calls_for_on_its_node() -> None:
 
 
 def test_a_move_that_is_not_known_is_to_be_forgotten() -> None:
-    hello = AgentHello(3, "1", "gpu1", moves=("move-1", "move-2"))
+    hello = AgentHello(protocol=3, version="1", node="gpu1", moves=("move-1", "move-2"))
     assert [order.move_id for order in unknown_moves(ledger(), hello, ("gpu1",))] == ["move-2"]
     # the target of a move has no say in it
     assert len(unknown_moves(ledger(), replace(hello, node="gpu2"), ("gpu2",))) == 2

@@ -14,7 +14,17 @@ from distributed_grid.control.agent_files import AgentQuestions
 from distributed_grid.domain.processes import MAX_ARGV, ProcessInfo
 from distributed_grid.errors import NotFound, ProtocolError, Unreachable
 
-WORK = ProcessInfo(70, 5, "boot", 1, 1000, "ann", "python", ("python", "train.py"), "/srv/ann")
+WORK = ProcessInfo(
+    pid=70,
+    pid_start=5,
+    boot="boot",
+    ppid=1,
+    uid=1000,
+    user="ann",
+    name="python",
+    argv=("python", "train.py"),
+    cwd="/srv/ann",
+)
 
 
 class Answering:

@@ -80,14 +80,21 @@ class Agent:
 
 
 def hello(node: str, epoch: int = 0) -> AgentHello:
-    return AgentHello(PROTOCOL, "0.2.0", node, capacity=ReportedCapacity.of(a_capacity()), epoch=epoch, boot="boot")
+    return AgentHello(
+        protocol=PROTOCOL,
+        version="0.2.0",
+        node=node,
+        capacity=ReportedCapacity.of(a_capacity()),
+        epoch=epoch,
+        boot="boot",
+    )
 
 
 async def joined(gateway: AgentGateway, greeting: AgentHello) -> Agent:
     """An agent that has said hello, and sent a heartbeat."""
     agent = Agent(greeting.node)
     gateway.received(greeting, agent)
-    gateway.received(Heartbeat(greeting.node, Usage(), 1), agent)
+    gateway.received(Heartbeat(node=greeting.node, usage=Usage(), beat=1), agent)
     await gateway.settled()
     return agent
 
@@ -163,7 +170,9 @@ def test_attempts_are_compared_only_when_the_last_page_is_there() -> None:
         await grid.handle(a_submission(a_request("job", cores=1, require=["ash"])))
         (start,) = ash.of(StartAttemptOrder)
         assert isinstance(start, StartAttemptOrder)
-        gateway.received(AttemptStartedReport(1, start.lease_id, start.fence, 77, (0,)), ash)
+        gateway.received(
+            AttemptStartedReport(seq=1, lease_id=start.lease_id, fence=start.fence, pid=77, cores=(0,)), ash
+        )
         await gateway.settled()
         gateway.gone(ash)
         gone = tuple(f"gone{number}.1" for number in range(2 * MAX_IDS))
@@ -171,13 +180,13 @@ def test_attempts_are_compared_only_when_the_last_page_is_there() -> None:
         again = Agent("ash")
         for page in pages[:-1]:
             gateway.received(page, again)
-        gateway.received(Heartbeat("ash", Usage(), 2), again)
+        gateway.received(Heartbeat(node="ash", usage=Usage(), beat=2), again)
         await gateway.settled()
         assert again.of(Welcome)
         assert not again.of(StopAttemptOrder)
         assert grid.ledger.jobs["job"].attempt is not None, "it is on the last page"
         gateway.received(pages[-1], again)
-        gateway.received(Heartbeat("ash", Usage(), 3), again)
+        gateway.received(Heartbeat(node="ash", usage=Usage(), beat=3), again)
         await gateway.settled()
         assert grid.ledger.jobs["job"].attempt is not None
         assert {stop.lease_id for stop in again.of(StopAttemptOrder) if isinstance(stop, StopAttemptOrder)} == set(gone)
@@ -217,7 +226,7 @@ async def beat(gateway: AgentGateway, agent: Agent, after_ms: int = 0) -> list[T
     """The orders that come with a heartbeat after this time."""
     agent.orders.clear()
     CLOCK.passed_ms += after_ms
-    gateway.received(Heartbeat(agent.nodes[0], Usage(), 2), agent)
+    gateway.received(Heartbeat(node=agent.nodes[0], usage=Usage(), beat=2), agent)
     await gateway.settled()
     return agent.of(StartAttemptOrder, StopAttemptOrder)
 
@@ -228,7 +237,7 @@ def test_a_stop_is_ordered_again_every_so_often_until_the_end_is_reported() -> N
         await grid.handle(a_submission(a_request("job", cores=1)))
         (start,) = ash.of(StartAttemptOrder)
         assert isinstance(start, StartAttemptOrder)
-        gateway.received(AttemptStartedReport(1, start.lease_id, start.fence, 7, ()), ash)
+        gateway.received(AttemptStartedReport(seq=1, lease_id=start.lease_id, fence=start.fence, pid=7, cores=()), ash)
         await gateway.settled()
         assert await beat(gateway, ash, RESEND_MS) == []
         ash.orders.clear()
@@ -238,7 +247,10 @@ def test_a_stop_is_ordered_again_every_so_often_until_the_end_is_reported() -> N
         for _ in range(3):
             assert await beat(gateway, ash, RESEND_MS + 1) == [stop]
             assert await beat(gateway, ash) == []
-        gateway.received(AttemptEndedReport(2, start.lease_id, start.fence, Outcome(Ending.CANCELLED)), ash)
+        gateway.received(
+            AttemptEndedReport(seq=2, lease_id=start.lease_id, fence=start.fence, outcome=Outcome(Ending.CANCELLED)),
+            ash,
+        )
         await gateway.settled()
         assert await beat(gateway, ash, 2 * RESEND_MS) == []
 
@@ -325,7 +337,7 @@ async def late_beat(
 ) -> None:
     """A heartbeat of this number, so much later."""
     CLOCK.passed_ms += after_ms
-    gateway.received(Heartbeat(agent.nodes[0], Usage(), number, starting=starting), agent)
+    gateway.received(Heartbeat(node=agent.nodes[0], usage=Usage(), beat=number, starting=starting), agent)
     await gateway.settled()
 
 
@@ -337,7 +349,9 @@ def test_an_unwanted_attempt_is_stopped_again_until_its_end_is_reported() -> Non
         assert stop.lease_id == "old.1"
         for _ in range(2):
             assert await beat(gateway, ash, RESEND_MS + 1) == [stop]
-        gateway.received(AttemptEndedReport(1, "old.1", stop.fence, Outcome(Ending.CANCELLED)), ash)
+        gateway.received(
+            AttemptEndedReport(seq=1, lease_id="old.1", fence=stop.fence, outcome=Outcome(Ending.CANCELLED)), ash
+        )
         await gateway.settled()
         assert await beat(gateway, ash, RESEND_MS + 1) == []
 
@@ -348,8 +362,13 @@ def test_an_agent_that_reports_ends_without_end_does_not_fill_the_audit_trail() 
     async def story(grid: Grid, gateway: AgentGateway) -> None:
         ash, birch = await joined(gateway, hello("ash")), await joined(gateway, hello("birch"))
         for n in range(3 * REPORT_BURST):
-            gateway.received(AttemptEndedReport(n, f"job-{n}.1", 1, Outcome(Ending.EXITED, detail="x" * 8000)), ash)
-        gateway.received(AttemptEndedReport(0, "mine.1", 1, Outcome(Ending.EXITED)), birch)
+            gateway.received(
+                AttemptEndedReport(
+                    seq=n, lease_id=f"job-{n}.1", fence=1, outcome=Outcome(Ending.EXITED, detail="x" * 8000)
+                ),
+                ash,
+            )
+        gateway.received(AttemptEndedReport(seq=0, lease_id="mine.1", fence=1, outcome=Outcome(Ending.EXITED)), birch)
         await gateway.settled()
         late = grid.store.events(types=["late-report"], limit=10 * REPORT_BURST)
         assert Counter(event.node for event in late) == {"ash": REPORT_BURST, "birch": 1}
@@ -361,7 +380,7 @@ def test_an_agent_that_reports_ends_without_end_does_not_fill_the_audit_trail() 
 def test_what_begins_after_it_was_given_up_is_stopped() -> None:
     async def story(grid: Grid, gateway: AgentGateway) -> None:
         ash = await joined(gateway, hello("ash"))
-        gateway.received(AttemptStartedReport(1, "gone.1", 5, 7, ()), ash)
+        gateway.received(AttemptStartedReport(seq=1, lease_id="gone.1", fence=5, pid=7, cores=()), ash)
         await gateway.settled()
         (stop,) = ash.of(StopAttemptOrder)
         assert isinstance(stop, StopAttemptOrder)
@@ -378,16 +397,24 @@ def test_short_jobs_whose_start_and_end_come_together_have_simply_ended(caplog: 
             await grid.handle(a_submission(a_request(f"short{n}", cores=1, require=["ash"])))
         for seq, order in enumerate(ash.of(StartAttemptOrder)):
             assert isinstance(order, StartAttemptOrder)
-            gateway.received(AttemptStartedReport(2 * seq, order.lease_id, order.fence, 7, ()), ash)
             gateway.received(
-                AttemptEndedReport(2 * seq + 1, order.lease_id, order.fence, Outcome(Ending.EXITED, exit_code=0)), ash
+                AttemptStartedReport(seq=2 * seq, lease_id=order.lease_id, fence=order.fence, pid=7, cores=()), ash
+            )
+            gateway.received(
+                AttemptEndedReport(
+                    seq=2 * seq + 1,
+                    lease_id=order.lease_id,
+                    fence=order.fence,
+                    outcome=Outcome(Ending.EXITED, exit_code=0),
+                ),
+                ash,
             )
         await gateway.settled()
         assert not grid.ledger.jobs
         assert ash.of(StopAttemptOrder) == []
         assert "after it was given up" not in caplog.text
         for message in (
-            AttemptStartedReport(50, "gone.1", 5, 7, ()),
+            AttemptStartedReport(seq=50, lease_id="gone.1", fence=5, pid=7, cores=()),
             AttemptPausedReport(51, "gone.1", 5, True, "its owner is back"),
         ):
             gateway.received(message, ash)
@@ -469,7 +496,7 @@ def test_a_heartbeat_renews_nothing_once_its_node_is_declared_lost_whatever_the_
 
     async def story(grid: Grid, gateway: AgentGateway) -> None:
         ash = ClosedAgent("ash")
-        for message in (hello("ash"), Heartbeat("ash", Usage(), 1)):
+        for message in (hello("ash"), Heartbeat(node="ash", usage=Usage(), beat=1)):
             gateway.received(message, ash)
         await gateway.settled()
         await grid.handle(a_submission(a_request("job", cores=1, require=["ash"])))
@@ -482,7 +509,7 @@ def test_a_heartbeat_renews_nothing_once_its_node_is_declared_lost_whatever_the_
         while state_of(grid) is not NodeState.LOST:
             await asyncio.sleep(0)
         held_until_ms = grid.ledger.observations["ash"].held_until_ms
-        gateway.received(Heartbeat("ash", Usage(), 2), ash)
+        gateway.received(Heartbeat(node="ash", usage=Usage(), beat=2), ash)
         store.fails = fails
         store.may_commit.set()
         await asyncio.gather(tick, return_exceptions=True)

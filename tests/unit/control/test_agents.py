@@ -55,19 +55,23 @@ class FarAgent:
         self._gateway.received(message, self)
 
     def hello(self, *attempts: str) -> None:
-        self.say(wire.AgentHello(wire.PROTOCOL, "0.2.0", self.nodes[0], attempts))
+        self.say(wire.AgentHello(protocol=wire.PROTOCOL, version="0.2.0", node=self.nodes[0], attempts=attempts))
 
     def beat(self, number: int, *marks: wire.CheckpointAge) -> None:
-        self.say(wire.Heartbeat(self.nodes[0], Usage(), number, marks=marks))
+        self.say(wire.Heartbeat(node=self.nodes[0], usage=Usage(), beat=number, marks=marks))
 
     def started(self, job: Job, seq: int = 1) -> None:
         assert job.attempt is not None
-        self.say(wire.AttemptStartedReport(seq, job.attempt.lease_id, job.attempt.fence, 7, ()))
+        self.say(
+            wire.AttemptStartedReport(seq=seq, lease_id=job.attempt.lease_id, fence=job.attempt.fence, pid=7, cores=())
+        )
 
     def ended(self, job: Job, seq: int = 2) -> None:
         assert job.attempt is not None
         outcome = Outcome(Ending.EXITED, exit_code=0)
-        self.say(wire.AttemptEndedReport(seq, job.attempt.lease_id, job.attempt.fence, outcome))
+        self.say(
+            wire.AttemptEndedReport(seq=seq, lease_id=job.attempt.lease_id, fence=job.attempt.fence, outcome=outcome)
+        )
 
     def all(self, kind: type) -> list[Any]:
         return [message for message in self.got if isinstance(message, kind)]
@@ -202,7 +206,11 @@ def test_what_an_agent_says_with_its_greeting_does_not_count_once_it_is_gone() -
         await world.grid.read(lambda ledger, now: None)
         late = FarAgent(world.gateway, "ash")
         capacity = wire.ReportedCapacity.of(a_node("ash", cores=2).capacity)
-        late.say(wire.AgentHello(wire.PROTOCOL, "0.2.0", "ash", (), capacity, boot="new"))
+        late.say(
+            wire.AgentHello(
+                protocol=wire.PROTOCOL, version="0.2.0", node="ash", attempts=(), capacity=capacity, boot="new"
+            )
+        )
         await asyncio.sleep(0.05)
         world.gateway.gone(late)
         world.store.full = False
@@ -276,7 +284,7 @@ def test_an_agent_that_says_too_much_is_cut_off_once_the_rest_is_stored_and_dela
 
 def test_a_confirmed_clock_is_told_to_its_agent_until_that_has_heard():
     async def story(world: World) -> None:
-        jumped = wire.Heartbeat("ash", Usage(), 2, clock_jump=wire.PendingClockJump(-3_600_000, 60_000))
+        jumped = wire.Heartbeat(node="ash", usage=Usage(), beat=2, clock_jump=wire.PendingClockJump(-3_600_000, 60_000))
         world.ash.say(jumped)
         await world.gateway.settled()
         assert world.grid.ledger.observations["ash"].clock_jump_ms == -3_600_000
@@ -307,7 +315,7 @@ def test_an_agent_that_is_asked_to_says_anew_what_its_machine_has():
         world.elm.beat(3)
         assert [reply.report_capacity for reply in world.ash.all(wire.HeartbeatReply)[-2:]] == [False, True]
         more = wire.ReportedCapacity.of(a_capacity(8, 32))
-        world.ash.say(wire.Heartbeat("ash", Usage(), 4, capacity=more))
+        world.ash.say(wire.Heartbeat(node="ash", usage=Usage(), beat=4, capacity=more))
         world.ash.beat(5)  # before the last one was taken in: what that said is not lost
         await world.gateway.settled()
         assert world.grid.ledger.nodes["ash"].capacity == a_capacity(8, 32)
@@ -322,7 +330,13 @@ class YieldingRegistry(NodeRegistry):
     """All nodes yield to their owners by these rules."""
 
     def __init__(self) -> None:
-        self.rules: wire.OwnerRules | None = wire.OwnerRules(300, 500, 0, 200, 0)
+        self.rules: wire.OwnerRules | None = wire.OwnerRules(
+            cpu_busy_max_milli=300,
+            memory_used_max_milli=500,
+            memory_min_bytes=0,
+            gpu_busy_max_milli=200,
+            gpu_memory_min_bytes=0,
+        )
 
     def owner_rules(self, name: str) -> wire.OwnerRules | None:
         return self.rules
@@ -344,14 +358,21 @@ def test_other_rules_of_the_owner_reach_agents_that_are_connected_already() -> N
 def test_a_machine_that_says_it_ends_gets_nothing_of_what_its_next_report_frees() -> None:
     async def story(world: World) -> None:
         resources = WorkerResources(4000, 4 << 30)
-        joined = Worker("ash", "slurm", "cpu", resources, 0, state=WorkerState.JOINED)
+        joined = Worker(
+            id="ash",
+            provider="slurm",
+            worker_type="cpu",
+            resources=resources,
+            created_at_ms=0,
+            state=WorkerState.JOINED,
+        )
         world.grid.ledger.apply([joined])
         job = await world.job_on(world.ash, "job")
         await world.grid.handle(a_submission(a_request("next", cores=4, require=("ash",))))
         world.ash.started(job)
         await world.gateway.settled()
         end = wire.AnnouncedEnd("SIGTERM: the time of this machine is over", 20_000)
-        world.ash.say(wire.Heartbeat("ash", Usage(), 2, end=end))
+        world.ash.say(wire.Heartbeat(node="ash", usage=Usage(), beat=2, end=end))
         world.ash.ended(job)  # taken in together with it
         await world.gateway.settled()
         assert world.state("job") is None, "it is over"

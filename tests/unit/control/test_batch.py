@@ -44,7 +44,9 @@ class Settled:
     def __init__(self, **options) -> None:
         self.store = InMemoryStore()
         self.settler = BatchSettler(self.store, **options)
-        self.settle(ControlPlaneStarted(1), NodeDeclared(a_node("here", cores=4)), HeartbeatReceived("here", Usage()))
+        self.settle(
+            ControlPlaneStarted(1), NodeDeclared(a_node("here", cores=4)), HeartbeatReceived(name="here", usage=Usage())
+        )
 
     def settle(self, *events: Event) -> list[Entry]:
         entries = [Entry(event) for event in events]
@@ -73,7 +75,7 @@ def test_what_a_batch_calls_for_is_known_once_it_is_decided() -> None:
 def test_a_sign_of_life_alone_need_not_be_stored_and_a_question_sees_what_came_before_it() -> None:
     settled = Settled()
     question = Entry(None, lambda ledger, now: (ledger.observations["here"].beat, now))
-    batch = settled.settler.decide([Entry(HeartbeatReceived("here", Usage(), 7)), question], NOW)
+    batch = settled.settler.decide([Entry(HeartbeatReceived(name="here", usage=Usage(), beat=7)), question], NOW)
     assert settled.settler.to_commit(batch) is None
     assert question.answer == (7, NOW)
 
@@ -112,8 +114,10 @@ def test_a_request_that_is_over_is_recalled_and_its_id_is_good_for_nothing_else(
 @pytest.mark.parametrize("batches", [1, 2])
 def test_a_block_that_is_over_is_not_allocated_again(batches: int) -> None:
     settled = Settled()
-    settled.settle(MemoryServed(MemoryServerRow("here", "", 0, incarnation="life1", key_bytes=b"k" * 32), ()))
-    asked = BlockAsked("block", "ada", 1 << 20, 60_000)
+    settled.settle(
+        MemoryServed(MemoryServerRow(node="here", host="", port=0, incarnation="life1", key_bytes=b"k" * 32), ())
+    )
+    asked = BlockAsked(id="block", user="ada", size_bytes=1 << 20, term_ms=60_000)
     (copy,) = settled.settle(asked)[0].answer.block.places
     over = (BlockReleased("block", "ada"), CopiesFreed((copy.copy,), ("here",)))
     if batches == 1:
@@ -132,7 +136,7 @@ def test_a_bug_names_the_entry_it_is_about() -> None:
         return step(ledger, event, now)
 
     settled = Settled(step=broken)
-    entries = [Entry(HeartbeatReceived("here", Usage())), Entry(LeaseReleased("any", "ada"))]
+    entries = [Entry(HeartbeatReceived(name="here", usage=Usage())), Entry(LeaseReleased("any", "ada"))]
     with pytest.raises(DecisionFailed) as failed:
         settled.settler.decide(entries, NOW)
     assert failed.value.culprit is entries[1]
@@ -158,14 +162,16 @@ def test_what_is_left_for_later_steps_is_entered_once() -> None:
 def test_a_node_that_gives_way_offers_nothing_from_its_heartbeat_on() -> None:
     settled = Settled()
     assert "here" in settled.settler.ledger.offers
-    settled.settler.observe(HeartbeatReceived("here", Usage(), 8, yields=True), NOW)
+    settled.settler.observe(HeartbeatReceived(name="here", usage=Usage(), beat=8, yields=True), NOW)
     assert "here" not in settled.settler.ledger.offers
 
 
 def test_a_move_is_an_effect_at_once_and_is_recalled_when_it_is_over() -> None:
     settled = Settled()
     names = ("gpu1", "gpu2")
-    settled.settle(*(NodeDeclared(a_node(name)) for name in names), *(HeartbeatReceived(one, Usage()) for one in names))
+    settled.settle(
+        *(NodeDeclared(a_node(name)) for name in names), *(HeartbeatReceived(name=one, usage=Usage()) for one in names)
+    )
     batch = settled.settler.decide([Entry(MoveRequested(a_process_move()))], NOW)
     effects = pending(settled.settler.ledger, batch.now, batch.changes)
     assert [type(effect) for effect in effects] == [OrderMoveStep, ShipFiles]

@@ -78,7 +78,7 @@ async def a_grid(store: Store, performed: list[Effect] | None = None) -> Grid:
     grid.perform_with({AttemptEffect: (performed if performed is not None else []).append})
     await grid.start()
     await grid.handle(NodeDeclared(a_node("here", cores=4)))
-    await grid.handle(HeartbeatReceived("here", Usage()))
+    await grid.handle(HeartbeatReceived(name="here", usage=Usage()))
     return grid
 
 
@@ -128,7 +128,7 @@ def test_on_a_full_disk_ends_and_cancels_are_recorded_and_new_work_is_refused(
                 await grid.handle(event)
         assert (await grid.handle(waits)).job.uid == "waits", "the same request again is answered"
         fence = await grid.read(lambda ledger, now: ledger.jobs["ends"].attempts[-1].fence)
-        await grid.handle(AttemptEnded("ends", 1, fence, Outcome(Ending.EXITED, exit_code=0)))
+        await grid.handle(AttemptEnded(uid="ends", number=1, fence=fence, outcome=Outcome(Ending.EXITED, exit_code=0)))
         await grid.handle(JobCancelled("cancelled", "me"))
         assert [row.key for row in store.ended("job")] == ["job-ends"]
         stop = await grid.read(lambda ledger, now: ledger.jobs["cancelled"].stop)
@@ -168,14 +168,14 @@ def test_an_event_that_cannot_be_stored_fails_alone_and_is_not_insisted_upon(tmp
         grid = await a_grid(store)
         await grid.handle(a_submission(a_request("job", cores=1)))
         fence = await grid.read(lambda ledger, now: ledger.jobs["job"].attempts[-1].fence)
-        beyond = AttemptEnded("job", 1, fence, Outcome(Ending.EXITED, exit_code=0), pid=2**70)
+        beyond = AttemptEnded(uid="job", number=1, fence=fence, outcome=Outcome(Ending.EXITED, exit_code=0), pid=2**70)
         asked = [LeaseAsked(a_request(f"r{number}", cores=0.1)) for number in range(5)]
         events: list[Event] = [*asked[:2], beyond, *asked[2:], LeaseAsked(a_request("big", cores=100))]
         answers = await asyncio.gather(*map(grid.handle, events), return_exceptions=True)
         assert [type(one) for one in answers] == [LeaseAnswer] * 2 + [OverflowError] + [LeaseAnswer] * 3 + [Refused]
         with pytest.raises(OverflowError):
             await grid.handle_with_retry(beyond)
-        await grid.handle(AttemptEnded("job", 1, fence, Outcome(Ending.EXITED, exit_code=0)))
+        await grid.handle(AttemptEnded(uid="job", number=1, fence=fence, outcome=Outcome(Ending.EXITED, exit_code=0)))
         await grid.stop()
         heir = await a_grid(store)
         assert await leases_of(heir) == {f"r{number}" for number in range(5)}
@@ -288,7 +288,7 @@ def test_an_effect_that_fails_keeps_no_other_from_being_performed_and_nobody_fro
         grid.perform_with({AttemptEffect: performer.perform})
         await grid.start()
         await grid.handle(NodeDeclared(a_node("here", cores=4)))
-        await grid.handle(HeartbeatReceived("here", Usage()))
+        await grid.handle(HeartbeatReceived(name="here", usage=Usage()))
         await grid.handle_all(a_submission(a_request(uid, cores=0.1)) for uid in ("first", "bad", "last"))
         assert performer.performed == ["first", "last"]
         assert await leases_of(grid) == {"first.1", "bad.1", "last.1"}
@@ -339,7 +339,7 @@ def test_others_have_their_turn_while_many_waits_expire() -> None:
         grid = Grid(InMemoryStore(), clock)
         await grid.start()
         await grid.handle(NodeDeclared(a_node("here", cores=4)))
-        await grid.handle(HeartbeatReceived("here", Usage()))
+        await grid.handle(HeartbeatReceived(name="here", usage=Usage()))
         waiting = 40 * MAX_EXPIRED_PER_STEP  # more than fits into one batch
         await grid.handle_all(LeaseAsked(a_request(f"r{number}", cores=4, wait_s=10)) for number in range(waiting + 1))
         clock.ahead_ms = 10_000

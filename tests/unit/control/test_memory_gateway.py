@@ -56,7 +56,9 @@ class Agent:
 
 
 def served(node: str, *copies: str) -> MemoryServedReport:
-    return MemoryServedReport(node, Endpoint("10.0.0.1", 7000, "", "", f"{node}-life"), b"k" * 32, copies)
+    return MemoryServedReport(
+        node=node, endpoint=Endpoint("10.0.0.1", 7000, "", "", f"{node}-life"), key=b"k" * 32, copies=copies
+    )
 
 
 def in_a_pool(story: Any) -> None:
@@ -71,7 +73,7 @@ def in_a_pool(story: Any) -> None:
         try:
             for name in agents:
                 await grid.handle(NodeDeclared(a_node(name)))
-                await grid.handle(HeartbeatReceived(name, Usage(), 5000))
+                await grid.handle(HeartbeatReceived(name=name, usage=Usage(), beat=5000))
             await asyncio.wait_for(story(grid, lending, agents["ash"], agents["birch"]), 30)
             (await grid.read(lambda ledger, now: ledger)).check()
         finally:
@@ -86,7 +88,7 @@ async def ledger_of(grid: Grid) -> Ledger:
 
 def test_a_node_is_told_to_open_its_memory_with_a_certificate_of_its_own() -> None:
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
-        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        await grid.handle(BlockAsked(id="b1", user="ann", size_bytes=MB, term_ms=1000, prefer="ash"))
         assert ash.orders == [ServeMemoryOrder("ash", b"certificate", b"key", "local")]
         assert not birch.orders
 
@@ -97,7 +99,7 @@ def test_a_block_that_has_to_leave_is_copied_with_a_ticket_that_fills_then_freed
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
         await lending.received(served("ash"), ash)
         await lending.received(served("birch"), birch)
-        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        await grid.handle(BlockAsked(id="b1", user="ann", size_bytes=MB, term_ms=1000, prefer="ash"))
         await grid.handle(NodeDrained("ash"))
         order = ash.last(MakeCopyOrder)
         claims = read_claims(order.ticket.claims)
@@ -117,7 +119,7 @@ def test_a_block_that_has_to_leave_is_copied_with_a_ticket_that_fills_then_freed
 def test_an_agent_that_comes_back_gets_its_orders_again_and_frees_what_nobody_knows() -> None:
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
         await lending.received(served("ash"), ash)
-        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        await grid.handle(BlockAsked(id="b1", user="ann", size_bytes=MB, term_ms=1000, prefer="ash"))
         await grid.handle(BlockReleased("b1", "ann"))
         ash.orders.clear()
         await lending.unknown("ash")
@@ -132,7 +134,7 @@ def test_an_agent_that_comes_back_gets_its_orders_again_and_frees_what_nobody_kn
 def test_copies_are_ordered_to_be_freed_again_until_they_are() -> None:
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
         await lending.received(served("ash", "old:7"), ash)
-        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        await grid.handle(BlockAsked(id="b1", user="ann", size_bytes=MB, term_ms=1000, prefer="ash"))
         await grid.handle(BlockReleased("b1", "ann"))
         for _ in range(3):
             ash.orders.clear()
@@ -148,7 +150,7 @@ def test_copies_are_ordered_to_be_freed_again_until_they_are() -> None:
 
 def test_memory_that_is_needed_and_not_served_is_asked_for_again() -> None:
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
-        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        await grid.handle(BlockAsked(id="b1", user="ann", size_bytes=MB, term_ms=1000, prefer="ash"))
         ash.orders.clear()
         lending.resend("ash")
         assert [type(order) for order in ash.orders] == [ServeMemoryOrder]
@@ -174,7 +176,7 @@ def test_what_an_agent_says_of_another_nodes_memory_is_not_believed() -> None:
 
 def test_memory_that_cannot_be_opened_loses_what_was_to_be_there() -> None:
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
-        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        await grid.handle(BlockAsked(id="b1", user="ann", size_bytes=MB, term_ms=1000, prefer="ash"))
         await lending.received(MemoryFailedReport("ash", "no address"), ash)
         assert (await ledger_of(grid)).blocks["b1"].lost
 
@@ -185,7 +187,7 @@ def test_thousands_of_freed_copies_are_settled_a_few_at_a_time() -> None:
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
         await lending.received(served("ash"), ash)
         for number in range(450):
-            await grid.handle(BlockAsked(f"b{number}", "ann", 4096, 100_000, prefer="ash"))
+            await grid.handle(BlockAsked(id=f"b{number}", user="ann", size_bytes=4096, term_ms=100_000, prefer="ash"))
             await grid.handle(BlockReleased(f"b{number}", "ann"))
         await lending.received(CopiesFreedReport(tuple(f"b{number}:1" for number in range(450))), ash)
         found = await ledger_of(grid)
@@ -198,7 +200,9 @@ def test_thousands_of_freed_copies_are_settled_a_few_at_a_time() -> None:
 def test_copies_are_compared_only_when_the_last_page_is_there() -> None:
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
         names = tuple(f"old{number}:1" for number in range(MAX_IDS))
-        report = MemoryServedReport("ash", served("ash").endpoint, b"k" * 32, names, (*names, "gone:1"))
+        report = MemoryServedReport(
+            node="ash", endpoint=served("ash").endpoint, key=b"k" * 32, copies=names, on_disk=(*names, "gone:1")
+        )
         pages = served_pages(report)
         assert len(pages) == 3
         await lending.received(pages[1], ash)

@@ -11,7 +11,7 @@ from distributed_grid.domain.blocks import Block, BlockCopy, CopyMove, MemorySer
 from tests.support.builders import GB, NOW
 
 FIRST, SECOND = BlockCopy("b1:1", "gpu1"), BlockCopy("b1:2", "gpu2")
-BLOCK = Block("b1", "ada", 2 * GB, NOW, NOW + 1000, places=(FIRST,))
+BLOCK = Block(id="b1", user="ada", size_bytes=2 * GB, made_at_ms=NOW, ends_at_ms=NOW + 1000, places=(FIRST,))
 MOVE = CopyMove("b1:1", SECOND, 2, keep=False, why="gpu1 is being drained")
 
 
@@ -57,7 +57,7 @@ def test_a_copy_that_is_made_or_freed_is_somewhere_too():
 
 
 def test_the_key_of_a_memory_server_is_not_shown():
-    row = MemoryServerRow("gpu1", "10.0.0.1", 7000, incarnation="life1", key_bytes=b"secret")
+    row = MemoryServerRow(node="gpu1", host="10.0.0.1", port=7000, incarnation="life1", key_bytes=b"secret")
     assert repr(row) == "MemoryServerRow(gpu1, 10.0.0.1:7000, life1)"
     assert row.key == "gpu1"
     assert [one.is_over for one in (row, replace(row, gone=True))] == [False, True]

@@ -23,6 +23,8 @@ def test_a_delivery_is_alive_until_it_has_an_end() -> None:
 
 
 def test_a_stored_delivery_is_read_again() -> None:
-    files = DeliveredFiles("/data/ana", 2, 7, beside=(("a", "a.from-train"),), protected=(".git/config",))
+    files = DeliveredFiles(
+        directory="/data/ana", files=2, bytes=7, beside=(("a", "a.from-train"),), protected=(".git/config",)
+    )
     ended = replace(DELIVERY, delivered=files, end=DeliveryEnd.DELIVERED, ended_at_ms=9)
     assert decode_row(Delivery.kind, encode_row(ended)) == ended

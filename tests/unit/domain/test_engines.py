@@ -27,21 +27,23 @@ def test_only_our_own_names_are_understood():
 
 @given(st.text(string.ascii_letters + string.digits + "-_:.", min_size=1, max_size=200), st.integers(0, 2**62))
 def test_the_name_of_a_group_tells_its_lease_and_fence(lease_id, fence):
-    binding = Binding(lease_id, fence, "gpu1", "n1")
+    binding = Binding(lease_id=lease_id, fence=fence, node="gpu1", place="n1")
     assert parse_group_name(binding.group) == (lease_id, fence)
 
 
 @given(st.text(max_size=300))
 def test_whatever_else_runs_in_an_engine_no_name_breaks_it(name):
     found = parse_group_name(name)
-    assert found is None or Binding(*found, "gpu1", "n1").group.startswith("grid-boost-")
+    assert found is None or Binding(lease_id=found[0], fence=found[1], node="gpu1", place="n1").group.startswith(
+        "grid-boost-"
+    )
 
 
 def test_rows_of_an_engine_are_over_when_they_are_gone():
     rows = (
-        EngineRow("ray", ATTACHED, "head:6379"),
+        EngineRow(name="ray", mode=ATTACHED, address="head:6379"),
         EngineCapacity("gpu1", EngineResources()),
-        Binding("b1", 7, "gpu1", "n1"),
+        Binding(lease_id="b1", fence=7, node="gpu1", place="n1"),
     )
     assert [row.key for row in rows] == ["ray", "gpu1", "b1-7"]
     assert not any(row.is_over for row in rows)

@@ -71,7 +71,7 @@ def test_a_secret_in_a_command_is_not_shown():
 
 
 def test_each_run_over_the_limit_gets_the_next_one_and_a_job_without_an_estimate_what_it_asked_for():
-    job = replace(JOB, estimate=JobEstimate((GB, 2 * GB, 4 * GB)))
+    job = replace(JOB, estimate=JobEstimate(memory_limits=(GB, 2 * GB, 4 * GB)))
     for overruns, limit in enumerate((GB, 2 * GB, 4 * GB)):
         again = replace(job, overruns=overruns)
         assert again.given_limit_bytes == again.sized_request.ask.memory_bytes == limit

@@ -68,7 +68,7 @@ def test_the_place_in_line_is_priority_then_age():
         ({"gang": 0}, "a gang must have"),
         ({"gang": MAX_GANG_SIZE + 1}, "a gang must have"),
         ({"strategy": Strategy.NODE_SPECIFIC}, "needs a node"),
-        ({"within": "b1"}, "need not be asked for"),
+        ({"use_lease": "b1"}, "must not name resources"),
         ({"ask": Amounts()}, "nothing is asked for"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_request_that_makes_no_sense_says_why(nonsense, problem):
         {"wait_ms": 0, "duration_ms": MAX_DURATION_MS},
         {"gang": MAX_GANG_SIZE},
         {"strategy": Strategy.NODE_SPECIFIC, "require": ("gpu1",)},
-        {"within": "b1", "ask": Amounts()},
+        {"use_lease": "b1", "ask": Amounts()},
     ],
 )
 def test_a_request_that_makes_sense_has_no_problem(sound):

@@ -20,7 +20,16 @@ from tests.support.builders import NOW, Scenario, a_command, a_ledger, a_node, a
 def a_lease(lease_id="r1", *, cores=1, state=LeaseState.ACTIVE, node="gpu1", fence=1, **more) -> Lease:
     claim = Claim(cpu_milli=cores * 1000) if state not in (LeaseState.ASKED, LeaseState.ENDED) else None
     request = a_request(lease_id, cores=cores)
-    return Lease(lease_id, request, NOW, state, node=node if claim else "", claim=claim, fence=fence, **more)
+    return Lease(
+        id=lease_id,
+        request=request,
+        asked_at_ms=NOW,
+        state=state,
+        node=node if claim else "",
+        claim=claim,
+        fence=fence,
+        **more,
+    )
 
 
 def a_full_ledger() -> Ledger:
@@ -175,11 +184,15 @@ def outlive_the_job(ledger: Ledger) -> None:
 
 
 def run_without_a_lease(ledger: Ledger) -> None:
-    ledger.apply([Job("x", "x", a_command(), a_request("x"), NOW, lease_id="none")])
+    ledger.apply(
+        [Job(uid="x", id="x", command=a_command(), request=a_request("x"), submitted_at_ms=NOW, lease_id="none")]
+    )
 
 
 def run_under_another_lease(ledger: Ledger) -> None:
-    ledger.apply([Job("x", "x", a_command(), a_request("x"), NOW, lease_id="j1.1")])
+    ledger.apply(
+        [Job(uid="x", id="x", command=a_command(), request=a_request("x"), submitted_at_ms=NOW, lease_id="j1.1")]
+    )
 
 
 @pytest.mark.parametrize(

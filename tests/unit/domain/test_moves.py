@@ -37,8 +37,8 @@ def test_a_move_is_found_by_its_nodes_and_by_its_job_until_it_is_over(ledger: Le
 
 
 def test_rows_of_offloading_survive_the_store(ledger: Ledger) -> None:
-    consent = MoveConsent("ada", "python3 train.py", 1, ("HOME",))
-    ledger.apply([consent, AutoOffloadState(True, "ada", 1)])
+    consent = MoveConsent(user="ada", shape="python3 train.py", given_at_ms=1, variables=("HOME",))
+    ledger.apply([consent, AutoOffloadState(enabled=True, set_by="ada", set_at_ms=1)])
     again = Ledger(decode_row(row.kind, encode_row(row)) for row in ledger.rows(durable_only=True))
     assert (again.moves, again.consents, again.auto_offload) == (ledger.moves, ledger.consents, ledger.auto_offload)
     ledger.apply([replace(consent, withdrawn=True)])

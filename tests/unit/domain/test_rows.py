@@ -64,9 +64,10 @@ def test_what_is_measured_or_derived_anew_is_never_stored():
 
 
 def test_every_row_has_a_key_and_says_whether_it_is_over():
-    offer = Offer("gpu1", 1, a_capacity(), NOW, NOW + 1)
+    offer = Offer(node="gpu1", generation=1, lends=a_capacity(), made_at_ms=NOW, expires_at_ms=NOW + 1)
     assert [
-        row.key for row in (LEASE, JOB, offer, NodeObservation("gpu2", NOW), Counter("fence", 1), a_node("gpu3"))
+        row.key
+        for row in (LEASE, JOB, offer, NodeObservation(node="gpu2", at_ms=NOW), Counter("fence", 1), a_node("gpu3"))
     ] == [
         "r1",
         "r1",
@@ -75,7 +76,9 @@ def test_every_row_has_a_key_and_says_whether_it_is_over():
         "fence",
         "gpu3",
     ]
-    assert not any(row.is_over for row in (LEASE, JOB, offer, NodeObservation("gpu2", NOW), Counter("fence", 1)))
+    assert not any(
+        row.is_over for row in (LEASE, JOB, offer, NodeObservation(node="gpu2", at_ms=NOW), Counter("fence", 1))
+    )
     assert replace(LEASE, state=LeaseState.ENDED).is_over
     assert replace(JOB, state=JobState.ENDED).is_over
     assert replace(offer, withdrawn=True).is_over

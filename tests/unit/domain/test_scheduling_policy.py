@@ -27,15 +27,15 @@ def test_every_strategy_is_found_by_its_name_however_that_is_written(strategy, d
     [("ada", "", True), ("bob", "", True), ("eve", "ml", True), ("eve", "", False), ("eve", "ops", False)],
 )
 def test_a_quota_covers_its_user_its_members_and_whoever_asks_for_its_team(user, team, covered):
-    assert any(quota.covers(user, team) for quota in (Quota("ada"), Quota("ml", ("bob",)))) == covered
+    assert any(quota.covers(user, team) for quota in (Quota(name="ada"), Quota(name="ml", members=("bob",)))) == covered
 
 
 def test_a_user_without_a_team_is_not_covered_by_a_quota_without_a_name():
-    assert not Quota("").covers("eve", "")
+    assert not Quota(name="").covers("eve", "")
 
 
 def test_a_user_counts_by_its_own_weight_else_by_its_teams_else_as_everybody():
-    policy = SchedulingPolicy(weights=(("ada", 3000), ("ml", 2000)), quotas=(Quota("ml", ("ada", "bob")),))
+    policy = SchedulingPolicy(weights=(("ada", 3000), ("ml", 2000)), quotas=(Quota(name="ml", members=("ada", "bob")),))
     assert [policy.weight_of(*who) for who in (("ada", "ml"), ("bob",), ("eve", "ml"), ("eve",))] == [
         3000,
         2000,

@@ -41,5 +41,5 @@ def test_the_idleness_of_a_device_that_was_not_there_is_not_known():
 
 
 def test_accounts_and_shapes_are_kept_for_good():
-    assert (Account("ada", 0).key, Account("ada", 0).is_over) == ("ada", False)
+    assert (Account(user="ada", at_ms=0).key, Account(user="ada", at_ms=0).is_over) == ("ada", False)
     assert (RequestShapes().key, RequestShapes().is_over) == ("request_shapes", False)

@@ -23,7 +23,9 @@ from distributed_grid.domain.workers import (
 )
 from tests.support.builders import NOW
 
-WORKER = Worker("w1", "aws", "cpu", WorkerResources(cpu_milli=4000), NOW)
+WORKER = Worker(
+    id="w1", provider="aws", worker_type="cpu", resources=WorkerResources(cpu_milli=4000), created_at_ms=NOW
+)
 WINDOW_MS = 300_000
 
 

@@ -59,7 +59,13 @@ class Watched:
 
     def uses(self, *, memory_gb: float = 0, cpu: float = 0, gpu: float | None = None, beats: int = 1) -> list[Alert]:
         gpus = () if gpu is None else (GpuUsage(0, round(1000 * gpu)),)
-        usage = Usage(round(1000 * cpu), 0, round(memory_gb * GB), 0, gpus)
+        usage = Usage(
+            cpu_busy_milli=round(1000 * cpu),
+            cpu_outside_milli=0,
+            memory_bytes=round(memory_gb * GB),
+            memory_outside_bytes=0,
+            gpus=gpus,
+        )
         changes: list[Alert] = []
         for _ in range(beats):
             self.now += 2_000
@@ -155,7 +161,15 @@ def test_between_the_marks_nothing_changes(changes: list[float], raised: bool) -
     assert standing.raised is raised
 
 
-ALERT = Alert("gpu1", "memory", True, 0.8125, 0.75, 1_700_000_000_000, "gpu1: memory at 81 %, above the mark of 75 %")
+ALERT = Alert(
+    node="gpu1",
+    resource="memory",
+    raised=True,
+    value=0.8125,
+    mark=0.75,
+    at_ms=1_700_000_000_000,
+    detail="gpu1: memory at 81 %, above the mark of 75 %",
+)
 
 
 class Site:
@@ -391,7 +405,11 @@ def test_too_many_alerts_drop_the_oldest(caplog: pytest.LogCaptureFixture) -> No
     async def scenario() -> None:
         delivery = AlertDelivery(Alerts(command="true"), offset_ms=lambda: 0)
         for place in range(105):
-            delivery.send(Alert("n", "memory", True, 0.8, 0.75, 1, f"number {place}."))
+            delivery.send(
+                Alert(
+                    node="n", resource="memory", raised=True, value=0.8, mark=0.75, at_ms=1, detail=f"number {place}."
+                )
+            )
         await delivery.stop()
 
     asyncio.run(scenario())

@@ -145,7 +145,7 @@ def test_it_watches_by_itself_once_started() -> None:
         await harness.monitor.start()
         await harness.monitor.start()
         harness.clock.ms += 1
-        await harness.grid.handle(HeartbeatReceived("here", Usage(memory_bytes=15 * GB)))
+        await harness.grid.handle(HeartbeatReceived(name="here", usage=Usage(memory_bytes=15 * GB)))
         async with asyncio.timeout(10):
             while not harness.alerts:
                 await asyncio.sleep(0.05)
@@ -173,7 +173,13 @@ def test_outcomes_and_events_are_counted_from_the_start_on() -> None:
 
 def test_taking_in_a_heartbeat_is_cheap() -> None:
     async def scenario(harness: Harness) -> None:
-        usage = Usage(500, 300, 8 * GB, 4 * GB, (GpuUsage(0, 10, GB), GpuUsage(1, 20, GB)))
+        usage = Usage(
+            cpu_busy_milli=500,
+            cpu_outside_milli=300,
+            memory_bytes=8 * GB,
+            memory_outside_bytes=4 * GB,
+            gpus=(GpuUsage(0, 10, GB), GpuUsage(1, 20, GB)),
+        )
         capacity = a_capacity(gpus=2)
         costs = []
         for round_ in range(5):

@@ -40,12 +40,21 @@ class Harness:
         """Time passes, and the nodes that are named are heard with so much memory in use."""
         self.clock.ms += round(1000 * seconds)
         for name, used in memory_gb.items():
-            await self.grid.handle(HeartbeatReceived(name, Usage(100, 100, round(used * GB), 0)))
+            await self.grid.handle(
+                HeartbeatReceived(
+                    name=name,
+                    usage=Usage(
+                        cpu_busy_milli=100, cpu_outside_milli=100, memory_bytes=round(used * GB), memory_outside_bytes=0
+                    ),
+                )
+            )
         await self.grid.read(self.monitor.poll)
 
     async def round(self, policy: str, mode: str = "dynamic_balancing") -> None:
         await rebalance_once(
-            self.grid, self.monitor, RebalanceRules(SharingMode(mode), SHARING_POLICIES[policy], 30_000)
+            self.grid,
+            self.monitor,
+            RebalanceRules(mode=SharingMode(mode), policy=SHARING_POLICIES[policy], interval_ms=30_000),
         )
 
 
@@ -170,7 +179,9 @@ def test_without_rules_nothing_is_ever_done() -> None:
 
 def test_the_first_round_does_not_wait_for_a_long_interval() -> None:
     async def scenario(harness: Harness) -> None:
-        rules = RebalanceRules(SharingMode.SHARE_AND_OFFLOAD, SHARING_POLICIES["aggressive"], 86_400_000)
+        rules = RebalanceRules(
+            mode=SharingMode.SHARE_AND_OFFLOAD, policy=SHARING_POLICIES["aggressive"], interval_ms=86_400_000
+        )
         await harness.beat(master=9, gpu1=1)
         keeping = asyncio.create_task(
             rebalance_forever(harness.grid, harness.monitor, lambda: rules, first_seconds=0.01)
@@ -189,7 +200,9 @@ def test_a_round_that_fails_does_not_end_the_rounds() -> None:
     async def scenario(harness: Harness) -> None:
         await harness.beat(master=9, gpu1=1)
         store.full = True
-        rules = RebalanceRules(SharingMode.SHARE_AND_OFFLOAD, SHARING_POLICIES["aggressive"], 10)
+        rules = RebalanceRules(
+            mode=SharingMode.SHARE_AND_OFFLOAD, policy=SHARING_POLICIES["aggressive"], interval_ms=10
+        )
         keeping = asyncio.create_task(rebalance_forever(harness.grid, harness.monitor, lambda: rules))
         async with asyncio.timeout(20):
             while not store.refused:

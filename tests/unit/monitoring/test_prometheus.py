@@ -32,7 +32,16 @@ def at(samples: Samples, name: str, **labels: str) -> float | None:
 def a_scenario() -> Scenario:
     scenario = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=1), a_node('odd"\\name', cores=2))
     scenario.now += 10_000
-    scenario.heartbeat("gpu1", Usage(500, 250, 4 * GB, 2 * GB, (GpuUsage(0, 300, GB),)))
+    scenario.heartbeat(
+        "gpu1",
+        Usage(
+            cpu_busy_milli=500,
+            cpu_outside_milli=250,
+            memory_bytes=4 * GB,
+            memory_outside_bytes=2 * GB,
+            gpus=(GpuUsage(0, 300, GB),),
+        ),
+    )
     scenario.advance(0, heard=False)
     scenario.submit(a_request("r1", cores=1, memory_gb=1), starts=True)
     scenario.submit(a_request("r2", cores=4))

@@ -66,13 +66,30 @@ class Trail:
         outcome = Outcome(Ending.EXITED, 0, cpu_ms=round(1000 * cpu_s))
         held_ms = round(1000 * (ran_s if held_s is None else held_s))
         begun, assigned = self.now - round(1000 * ran_s), self.now - held_ms
-        attempt = Attempt(1, f"j{self._jobs}.1", "here", 1, assigned, begun, self.now, outcome=outcome)
+        attempt = Attempt(
+            number=1,
+            lease_id=f"j{self._jobs}.1",
+            node="here",
+            fence=1,
+            assigned_at_ms=assigned,
+            started_at_ms=begun,
+            ended_at_ms=self.now,
+            outcome=outcome,
+        )
         self.note_end(attempt, outcome, cores=cores)
 
     def note_end(self, attempt: Attempt | None, outcome: Outcome, *, cores: float = 1) -> None:
         uid = f"j{self._jobs}"
         request = a_request(uid, cores=cores, memory_gb=1)
-        job = Job(uid, f"job-{uid}", a_command(), request, 1, JobState.ENDED, (attempt,) if attempt else ())
+        job = Job(
+            uid=uid,
+            id=f"job-{uid}",
+            command=a_command(),
+            request=request,
+            submitted_at_ms=1,
+            state=JobState.ENDED,
+            attempts=(attempt,) if attempt else (),
+        )
         self.note(
             Record("stopped", "ada", uid, data={"ending": str(outcome.ending)}),
             rows=(replace(job, outcome=outcome, ended_at_ms=self.now),),
@@ -100,12 +117,36 @@ def test_all_attempts_of_a_job_count_together() -> None:
     trail = Trail()
     trail._jobs = 1
     first = Attempt(
-        1, "j1.1", "here", 1, NOW - 9_000, NOW - 8_000, NOW - 5_000, outcome=Outcome(Ending.PREEMPTED, cpu_ms=2_000)
+        number=1,
+        lease_id="j1.1",
+        node="here",
+        fence=1,
+        assigned_at_ms=NOW - 9_000,
+        started_at_ms=NOW - 8_000,
+        ended_at_ms=NOW - 5_000,
+        outcome=Outcome(Ending.PREEMPTED, cpu_ms=2_000),
     )
-    last = Attempt(2, "j1.2", "here", 2, NOW - 2_000, NOW - 1_000, NOW, outcome=Outcome(Ending.EXITED, 0, cpu_ms=1_000))
+    last = Attempt(
+        number=2,
+        lease_id="j1.2",
+        node="here",
+        fence=2,
+        assigned_at_ms=NOW - 2_000,
+        started_at_ms=NOW - 1_000,
+        ended_at_ms=NOW,
+        outcome=Outcome(Ending.EXITED, 0, cpu_ms=1_000),
+    )
     request = a_request("j1", cores=2)
     job = Job(
-        "j1", "job-j1", a_command(), request, 1, JobState.ENDED, (first, last), outcome=last.outcome, ended_at_ms=NOW
+        uid="j1",
+        id="job-j1",
+        command=a_command(),
+        request=request,
+        submitted_at_ms=1,
+        state=JobState.ENDED,
+        attempts=(first, last),
+        outcome=last.outcome,
+        ended_at_ms=NOW,
     )
     trail.note(Record("stopped", "ada", "j1"), rows=(job,))
     figures = trail.figures()

@@ -14,7 +14,13 @@ from tests.support.builders import GB, Scenario, a_capacity, a_node, a_request
 
 def busy(cpu: float, memory_gb: float, *gpus: float) -> Usage:
     devices = tuple(GpuUsage(index, round(1000 * part), GB) for index, part in enumerate(gpus))
-    return Usage(round(1000 * cpu), round(500 * cpu), round(memory_gb * GB), round(memory_gb * GB / 2), devices)
+    return Usage(
+        cpu_busy_milli=round(1000 * cpu),
+        cpu_outside_milli=round(500 * cpu),
+        memory_bytes=round(memory_gb * GB),
+        memory_outside_bytes=round(memory_gb * GB / 2),
+        gpus=devices,
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,13 @@ def a_known(node: Node, usage: Usage) -> PressureReading:
 
 
 def test_a_reading_is_in_thousandths_of_what_the_node_has() -> None:
-    usage = Usage(250, 0, 4 * GB, 0, (GpuUsage(0, 900), GpuUsage(1, 100)))
+    usage = Usage(
+        cpu_busy_milli=250,
+        cpu_outside_milli=0,
+        memory_bytes=4 * GB,
+        memory_outside_bytes=0,
+        gpus=(GpuUsage(0, 900), GpuUsage(1, 100)),
+    )
     found = a_known(a_node("gpu1", memory_gb=16, gpus=2), usage)
     assert [found.level(resource) for resource in WATCHED_RESOURCES] == [250, 250, 500]
     assert found.score == 350
@@ -123,5 +135,5 @@ def test_of_a_node_nobody_hears_nothing_is_known() -> None:
     scenario.now += 7_000
     scenario.heartbeat("gpu2")
     silent, heard = pressure_readings(scenario.ledger, scenario.now)
-    assert silent == PressureReading("gpu1")
+    assert silent == PressureReading(node="gpu1")
     assert heard.score == 0

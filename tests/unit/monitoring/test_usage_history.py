@@ -34,7 +34,7 @@ LAST_HOUR = DAY_OF_BEATS[-FULL_RATE_ROWS:]
 
 
 def used(cpu: int = 0, memory: int = 0, gpus: tuple[GpuUsage, ...] = ()) -> Usage:
-    return Usage(cpu, cpu, memory, memory, gpus)
+    return Usage(cpu_busy_milli=cpu, cpu_outside_milli=cpu, memory_bytes=memory, memory_outside_bytes=memory, gpus=gpus)
 
 
 def test_a_node_takes_less_than_200_kb_however_long_it_is_watched() -> None:
@@ -150,7 +150,16 @@ def test_nothing_an_agent_can_say_breaks_it(beats: list[tuple[int, int, list[tup
     for cpu, memory, gpus, step in beats:
         at_ms += step
         devices = tuple(GpuUsage(index, busy, size) for index, (busy, size) in enumerate(gpus))
-        assert history.add(Usage(cpu, cpu, memory, memory, devices), at_ms)
+        assert history.add(
+            Usage(
+                cpu_busy_milli=cpu,
+                cpu_outside_milli=cpu,
+                memory_bytes=memory,
+                memory_outside_bytes=memory,
+                gpus=devices,
+            ),
+            at_ms,
+        )
     times = history.samples.since(0)["at_ms"]
     assert np.all(np.diff(times) > 0)
     rows = history.minute_rows(0)

@@ -42,7 +42,17 @@ class Harness:
 
     async def beat(self, cpu: float = 0, memory_gb: float = 0, *, seconds: float = 2, name: str = "here") -> None:
         self.clock.ms += round(1000 * seconds)
-        await self.grid.handle(HeartbeatReceived(name, Usage(round(1000 * cpu), 0, round(memory_gb * GB), 0)))
+        await self.grid.handle(
+            HeartbeatReceived(
+                name=name,
+                usage=Usage(
+                    cpu_busy_milli=round(1000 * cpu),
+                    cpu_outside_milli=0,
+                    memory_bytes=round(memory_gb * GB),
+                    memory_outside_bytes=0,
+                ),
+            )
+        )
         await self.grid.read(self.monitor.poll)
 
 

@@ -75,11 +75,11 @@ def a_run(
     numbers: tuple[float, ...] = (),
 ) -> TaskRun:
     return TaskRun(
-        f"task-{number}",
-        1,
-        "ana",
-        "x",
-        numbers,
+        task_id=f"task-{number}",
+        attempt=1,
+        user="ana",
+        key="x",
+        features=numbers,
         input_bytes=input_bytes,
         memory_bytes=memory_bytes,
         run_ms=run_ms,
@@ -88,7 +88,9 @@ def a_run(
 
 
 def cut_short(number: int, memory_bytes: int) -> TaskRun:
-    return TaskRun(f"task-{number}", 1, "ana", "x", memory_bytes=memory_bytes, is_lower_bound=True)
+    return TaskRun(
+        task_id=f"task-{number}", attempt=1, user="ana", key="x", memory_bytes=memory_bytes, is_lower_bound=True
+    )
 
 
 def steady(count: int, seed: int = 1) -> list[TaskRun]:
@@ -219,7 +221,14 @@ def test_the_limits_of_reruns_grow() -> None:
 runs = st.lists(
     st.builds(
         lambda number, memory, size, bound: TaskRun(
-            f"task-{number}", 1, "ana", "x", input_bytes=size, memory_bytes=memory, run_ms=size, is_lower_bound=bound
+            task_id=f"task-{number}",
+            attempt=1,
+            user="ana",
+            key="x",
+            input_bytes=size,
+            memory_bytes=memory,
+            run_ms=size,
+            is_lower_bound=bound,
         ),
         st.integers(0, 20),
         st.integers(0, 2**60),

@@ -35,7 +35,15 @@ quantities = st.integers(0, MAX_QUANTITY)
 
 
 def a_run(memory_bytes: int, run_ms: int = 0, *, is_lower_bound: bool = False) -> TaskRun:
-    return TaskRun("t", 1, "ana", "x", memory_bytes=memory_bytes, run_ms=run_ms, is_lower_bound=is_lower_bound)
+    return TaskRun(
+        task_id="t",
+        attempt=1,
+        user="ana",
+        key="x",
+        memory_bytes=memory_bytes,
+        run_ms=run_ms,
+        is_lower_bound=is_lower_bound,
+    )
 
 
 @given(st.lists(st.builds(a_run, quantities, quantities), max_size=60), st.integers(0, 60))
@@ -112,11 +120,24 @@ MB = 1 << 20
 
 def test_limits_grow_and_are_four_whatever_the_predictor_says() -> None:
     for following in ((), (200 * MB,), (50 * MB, 100 * MB, 100 * MB), tuple(range(MB, 9 * MB, MB))):
-        limits = limits_of(MemoryPrediction(100 * MB, following, None, Tier.STATISTICS, 0.8, 9))
+        limits = limits_of(
+            MemoryPrediction(
+                memory_bytes=100 * MB,
+                next_memory_bytes=following,
+                run_ms=None,
+                tier=Tier.STATISTICS,
+                confidence=0.8,
+                samples=9,
+            )
+        )
         assert len(limits) == 1 + MAX_RERUNS
         assert list(limits) == sorted(set(limits))
         assert limits[-1] >= 10 * limits[0]
-    assert limits_of(MemoryPrediction(MAX_AMOUNT, (), None, Tier.ML, 0.8, 9)) == (MAX_AMOUNT,)
+    assert limits_of(
+        MemoryPrediction(
+            memory_bytes=MAX_AMOUNT, next_memory_bytes=(), run_ms=None, tier=Tier.ML, confidence=0.8, samples=9
+        )
+    ) == (MAX_AMOUNT,)
 
 
 @pytest.mark.parametrize("size", [1, MIN_LIMIT_BYTES, 100 * MB + 1, 1023 * MB, 1 << 40, MAX_AMOUNT, MAX_AMOUNT + 1])

@@ -15,7 +15,9 @@ LENDERS = ("gpu1", "gpu2", "gpu3")
 
 def served(scenario: Scenario, *names: str, life: str = "life1", on_disk: tuple[str, ...] = ()) -> None:
     for name in names:
-        lender = MemoryServerRow(name, "10.0.0.1", 7000, incarnation=f"{name}-{life}", key_bytes=b"k" * 32)
+        lender = MemoryServerRow(
+            node=name, host="10.0.0.1", port=7000, incarnation=f"{name}-{life}", key_bytes=b"k" * 32
+        )
         scenario.handle(MemoryServed(lender, on_disk))
 
 
@@ -26,7 +28,7 @@ def a_pool(*names: str, memory: int = 8) -> Scenario:
 
 
 def ask(scenario: Scenario, name: str = "b1", gb: int = 2, *, copies: int = 1, user: str = "ann", **more: Any) -> Block:
-    scenario.handle(BlockAsked(name, user, gb * GB, HOUR, copies, **more))
+    scenario.handle(BlockAsked(id=name, user=user, size_bytes=gb * GB, term_ms=HOUR, copies=copies, **more))
     return scenario.ledger.blocks[name]
 
 

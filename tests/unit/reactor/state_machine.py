@@ -14,7 +14,7 @@ from distributed_grid.domain import events
 from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
 from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.jobs import MAX_RERUNS, Command, Ending, JobEstimate, Outcome
-from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.leases import NodeKind, Request
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Claim, GpuDevice
 from distributed_grid.domain.states import JobState, WorkerState
@@ -85,15 +85,17 @@ class World(LedgerWatch):
         self.handle(events.NodeDeclared(NODES[kind](NAMES[which])))
 
     def heartbeat(self, which: int, usage: int) -> None:
-        self.handle(events.HeartbeatReceived(NAMES[which], USAGES[usage]))
+        self.handle(events.HeartbeatReceived(name=NAMES[which], usage=USAGES[usage]))
 
     def yield_to_owner(self, which: int, yields: bool) -> None:
         """An agent gives way to its owner, or does not any more."""
-        self.handle(events.HeartbeatReceived(NAMES[which], USAGES[0], generation=self.now, yields=yields))
+        self.handle(events.HeartbeatReceived(name=NAMES[which], usage=USAGES[0], generation=self.now, yields=yields))
 
     def jump_clock(self, which: int, by_ms: int, confirms: bool) -> None:
         """The wall clock of a node jumps, or is steady again; perhaps somebody confirms all clocks."""
-        self.handle(events.HeartbeatReceived(NAMES[which], USAGES[0], clock_jump_ms=by_ms, clock_waits_ms=1_000))
+        self.handle(
+            events.HeartbeatReceived(name=NAMES[which], usage=USAGES[0], clock_jump_ms=by_ms, clock_waits_ms=1_000)
+        )
         if confirms:
             self.handle(events.ClocksConfirmed("ana"))
 
@@ -119,7 +121,16 @@ class World(LedgerWatch):
         request = self._named(a_request(cores=cores, target=target, anti_affinity=(target,)))
         fence = 1 + max([self.ledger.counters.get("fence", 0), *(one.fence for one in self.ledger.leases.values())])
         claim = Claim(cpu_milli=1000 * cores)
-        self.handle(events.LeaseClaimed(request, NAMES[which], claim, fence, self.now, self.now + ends_ms))
+        self.handle(
+            events.LeaseRecovered(
+                request=request,
+                node=NAMES[which],
+                claim=claim,
+                fence=fence,
+                granted_at_ms=self.now,
+                ends_at_ms=self.now + ends_ms,
+            )
+        )
 
     def want(self, which: int, wanted: bool) -> None:
         self.handle(events.AgentRequested(NAMES[which], wanted))
@@ -130,7 +141,7 @@ class World(LedgerWatch):
 
     def pause(self, which: int, off: int, paused: bool) -> None:
         for uid, number, fence in self._attempts(which):
-            self.handle(events.AttemptPaused(uid, number, fence + off, paused))
+            self.handle(events.AttemptPaused(uid=uid, number=number, fence=fence + off, paused=paused))
 
     def mark(self, which: int, off: int, age_ms: int) -> None:
         """An agent reports that an attempt marked a checkpoint."""
@@ -164,9 +175,18 @@ class World(LedgerWatch):
         wanted = [*self.ledger.deliveries, *self.ledger.jobs, "r1"]
         uid = wanted[which % len(wanted)]
         if how == "delivered":
-            self.handle(events.FilesDelivered(uid, DeliveredFiles("/data", 1, 2)))
+            self.handle(events.FilesDelivered(uid, DeliveredFiles(directory="/data", files=1, bytes=2)))
         elif how == "fetched":
-            self.handle(events.FilesFetched(uid, "job", "ada", "n1", ("**",), DeliveredFiles("/data", 1, 2)))
+            self.handle(
+                events.FilesFetched(
+                    job=uid,
+                    job_id="job",
+                    user="ada",
+                    node="n1",
+                    patterns=("**",),
+                    delivered=DeliveredFiles(directory="/data", files=1, bytes=2),
+                )
+            )
         else:
             kind = events.FilesDelayed if how == "delayed" else events.FilesUndeliverable
             self.handle(kind(uid, "it cannot be reached"))
@@ -174,7 +194,7 @@ class World(LedgerWatch):
     def submit_sized(self, request: Request, first_gb: int, retries: int) -> None:
         """A job that states no memory, and is given some by the grid: twice as much after each overrun."""
         asked = self._named(replace(request, ask=replace(request.ask, memory_bytes=0), limits_memory=True))
-        estimate = JobEstimate(tuple(first_gb * GB << at for at in range(1 + MAX_RERUNS)), run_ms=60_000)
+        estimate = JobEstimate(memory_limits=tuple(first_gb * GB << at for at in range(1 + MAX_RERUNS)), run_ms=60_000)
         self.handle(replace(a_submission(asked, retries=retries), estimate=estimate))
 
     def urge(self, request: Request) -> None:
@@ -187,15 +207,15 @@ class World(LedgerWatch):
     def _named(self, request: Request) -> Request:
         self.asked += 1
         return Request(
-            f"r{self.asked}",
-            request.user,
-            request.ask,
-            request.priority,
-            request.prefer,
-            request.require,
-            request.wait_ms,
-            request.duration_ms,
-            request.target,
+            id=f"r{self.asked}",
+            user=request.user,
+            ask=request.ask,
+            priority=request.priority,
+            prefer=request.prefer,
+            require=request.require,
+            wait_ms=request.wait_ms,
+            duration_ms=request.duration_ms,
+            target=request.target,
         )
 
     def ask_again(self, which: int, changed: bool) -> None:
@@ -207,7 +227,7 @@ class World(LedgerWatch):
         job = self.ledger.jobs.get(uid)
         request = job.request if job is not None else self.ledger.leases[uid].request
         if changed:
-            request = Request(uid, "mallory", request.ask)
+            request = Request(id=uid, user="mallory", ask=request.ask)
         if job is None:
             self.handle(events.LeaseAsked(request))
         else:
@@ -239,25 +259,33 @@ class World(LedgerWatch):
     def started(self, which: int, off: int) -> None:
         """An agent reports a start; `off` moves the fence into the past or the future."""
         for uid, number, fence in self._attempts(which):
-            self.handle(events.AttemptStarted(uid, number, fence + off, 100 + which))
+            self.handle(events.AttemptStarted(uid=uid, number=number, fence=fence + off, pid=100 + which))
 
     def ended(self, which: int, off: int, outcome: int) -> None:
         for uid, number, fence in self._attempts(which):
-            self.handle(events.AttemptEnded(uid, number, fence + off, OUTCOMES[outcome]))
+            self.handle(events.AttemptEnded(uid=uid, number=number, fence=fence + off, outcome=OUTCOMES[outcome]))
 
     def displaced(self, which: int, left: bool) -> None:
         """A node reports that its owner took back what an attempt had, and whether that left a checkpoint."""
         for uid, number, fence in self._attempts(which):
             nodes = (self.ledger.jobs[uid].attempts[-1].node,)
             outcome = Outcome(Ending.RECLAIMED)
-            self.handle(events.AttemptEnded(uid, number, fence, outcome, nodes, pid=7, has_checkpoint=left))
+            self.handle(
+                events.AttemptEnded(
+                    uid=uid, number=number, fence=fence, outcome=outcome, nodes=nodes, pid=7, has_checkpoint=left
+                )
+            )
 
     def ship(self, which: int, problem: str) -> None:
         """A checkpoint that a job waits for is here, or cannot be had."""
         waiting = list(self.ledger.awaited_checkpoints)
         if waiting:
             job = self.ledger.jobs[waiting[which % len(waiting)]]
-            self.handle(events.CheckpointShipped(job.uid, job.checkpoint_from, "" if problem else "m", problem))
+            self.handle(
+                events.CheckpointShipped(
+                    uid=job.uid, number=job.checkpoint_from, manifest="" if problem else "m", problem=problem
+                )
+            )
 
     def _attempts(self, which: int) -> list[tuple[str, int, int]]:
         going = [job for job in self.ledger.jobs.values() if job.attempts]
@@ -271,7 +299,7 @@ class World(LedgerWatch):
         """An agent comes back, from this boot or another, and knows only each so-manieth of its attempts."""
         name = NAMES[which]
         known = tuple(lease.id for lease in self.ledger.leases_of(name) if lease.job)
-        self.handle(events.AttemptsListed(name, known[:: every + 1], boot))
+        self.handle(events.AttemptsListed(node=name, attempts=known[:: every + 1], boot=boot))
 
     def expire_starts(self, which: int) -> None:
         """A node has not started its jobs in time; started ones are named, too."""
@@ -284,7 +312,7 @@ class World(LedgerWatch):
         if stopping:
             job = stopping[which % len(stopping)]
             last = job.attempts[-1]
-            self.handle(events.AttemptEnded(job.uid, last.number, last.fence, OUTCOMES[2]))
+            self.handle(events.AttemptEnded(uid=job.uid, number=last.number, fence=last.fence, outcome=OUTCOMES[2]))
 
     def started_too_soon(self, which: int) -> None:
         """An agent reports a start that was never ordered: the victims are still there."""
@@ -292,7 +320,9 @@ class World(LedgerWatch):
         early += [uid for uid in self.ledger.awaited_checkpoints if self.ledger.jobs[uid].attempt is not None]
         if early:
             last = self.ledger.jobs[early[which % len(early)]].attempts[-1]
-            self.handle(events.AttemptStarted(early[which % len(early)], last.number, last.fence, 8))
+            self.handle(
+                events.AttemptStarted(uid=early[which % len(early)], number=last.number, fence=last.fence, pid=8)
+            )
 
     def work(self, every: int, stops: bool = True) -> None:
         """The agents do what they are told: start what is to start, stop what is to stop; some are slow."""
@@ -300,9 +330,15 @@ class World(LedgerWatch):
             attempt = effect.job.attempt
             assert attempt is not None
             if isinstance(effect, StartAttempt):
-                self.handle(events.AttemptStarted(effect.job.uid, attempt.number, attempt.fence, 7))
+                self.handle(
+                    events.AttemptStarted(uid=effect.job.uid, number=attempt.number, fence=attempt.fence, pid=7)
+                )
             elif stops and isinstance(effect, StopAttempt):
-                self.handle(events.AttemptEnded(effect.job.uid, attempt.number, attempt.fence, OUTCOMES[2]))
+                self.handle(
+                    events.AttemptEnded(
+                        uid=effect.job.uid, number=attempt.number, fence=attempt.fence, outcome=OUTCOMES[2]
+                    )
+                )
 
     def fill(self, request: Request, jobs: int) -> None:
         """So many jobs of one kind run, and have run for a while."""
@@ -316,9 +352,9 @@ class World(LedgerWatch):
         node = replace(a_node(PULLERS[which], cores=2, hold_s=20), host=PULL_HOST, incarnation=incarnation)
         self.handle(events.PullWorkerRegistered(node, USAGES[0]))
 
-    def submit_task(self, request: Request, retries: int, runs_on: WorkerKind) -> None:
+    def submit_task(self, request: Request, retries: int, runs_on: NodeKind) -> None:
         """A task that a pull worker can run, or only such a one."""
-        command = TASK if runs_on is WorkerKind.PULL else Command(("true",), payload=TASK.payload)
+        command = TASK if runs_on is NodeKind.PULL else Command(("true",), payload=TASK.payload)
         task = replace(self._named(request), runs_on=runs_on, require=(), prefer=())
         self.handle(a_submission(task, retries=retries, command=command))
 
@@ -335,7 +371,7 @@ class World(LedgerWatch):
     def reserve(self, which: int, cores: int) -> None:
         """Somebody reserves some of a pull worker for a task."""
         request = replace(self._named(a_request(cores=cores, wait_s=0, duration_s=60)), require=(PULLERS[which],))
-        self.handle(events.LeaseAsked(replace(request, task=request.id, runs_on=WorkerKind.ANY)))
+        self.handle(events.LeaseAsked(replace(request, task=request.id, runs_on=NodeKind.ANY)))
 
     def scale(self, most: int, warm: int) -> None:
         """Scaling is evaluated, with a maximum that may have changed."""
@@ -359,7 +395,7 @@ class World(LedgerWatch):
             self.handle(events.WorkerAsked(worker.id))
             self.handle(events.WorkerBooted(worker.id, "i-1"))
             self.handle(events.NodeDeclared(replace(a_node(worker.id, cores=4, hold_s=60), joined=True)))
-            self.handle(events.HeartbeatReceived(worker.id, USAGES[0]))
+            self.handle(events.HeartbeatReceived(name=worker.id, usage=USAGES[0]))
         else:
             self.handle(events.OutputsCollected(worker.id, wall_ms))
 
@@ -379,7 +415,7 @@ class World(LedgerWatch):
         self.now += ms
         if heard:
             for name in list(self.ledger.nodes):
-                self.handle(events.HeartbeatReceived(name, USAGES[0]))
+                self.handle(events.HeartbeatReceived(name=name, usage=USAGES[0]))
         self.handle(events.TimePassed())
 
     def jump(self, ms: int) -> None:

@@ -37,7 +37,7 @@ def test_a_node_whose_memory_nobody_has_used_yet_is_asked_to_serve_it():
 def test_a_node_whose_memory_cannot_be_served_loses_what_was_to_be_there():
     scenario = Scenario(a_node("gpu1"))
     ask(scenario)
-    scenario.handle(MemoryServed(MemoryServerRow("gpu1", gone=True), problem="no space left"))
+    scenario.handle(MemoryServed(MemoryServerRow(node="gpu1", gone=True), problem="no space left"))
     block = scenario.ledger.blocks["b1"]
     assert block.lost
     assert "no space left" in block.detail

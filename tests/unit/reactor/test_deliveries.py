@@ -22,12 +22,12 @@ from distributed_grid.reactor.effects import delivery_effects
 from tests.support.builders import Scenario, a_command, a_node, a_request, an_exit
 
 ORDER = FetchOrder(("out/**",), "/data/ana/work")
-FILES = DeliveredFiles("/data/ana/work", 2, 10, beside=(("a", "a.from-job"),))
+FILES = DeliveredFiles(directory="/data/ana/work", files=2, bytes=10, beside=(("a", "a.from-job"),))
 
 
 def submitted(order: FetchOrder | None = ORDER) -> Scenario:
     scenario = Scenario(a_node("n1", cores=4, memory_gb=16))
-    scenario.handle(JobSubmitted("job", a_command(), a_request("j1", cores=1), fetch=order))
+    scenario.handle(JobSubmitted(id="job", command=a_command(), request=a_request("j1", cores=1), fetch=order))
     return scenario
 
 
@@ -60,7 +60,7 @@ def test_a_job_without_wanted_files_has_no_delivery() -> None:
 
 def test_a_cancelled_job_in_the_queue_has_a_delivery_that_names_no_node() -> None:
     scenario = submitted(None)
-    scenario.handle(JobSubmitted("next", a_command(), a_request("j2", cores=4), fetch=ORDER))
+    scenario.handle(JobSubmitted(id="next", command=a_command(), request=a_request("j2", cores=4), fetch=ORDER))
     scenario.handle(JobCancelled("j2", "ana"))
     assert scenario.ledger.deliveries["j2"].node == ""
 
@@ -91,7 +91,7 @@ def test_files_that_cannot_be_had_any_more_end_the_delivery_with_the_reason() ->
 
 
 def test_a_fetch_by_hand_is_recorded_and_does_not_end_an_ordered_delivery() -> None:
-    fetched = FilesFetched("j1", "job", "ana", "n1", ("**",), FILES)
+    fetched = FilesFetched(job="j1", job_id="job", user="ana", node="n1", patterns=("**",), delivered=FILES)
     assert delivery_in(ended(None).handle(fetched)).end is DeliveryEnd.DELIVERED
     scenario = ended()
     assert scenario.handle(fetched).changes == []
@@ -101,7 +101,9 @@ def test_a_fetch_by_hand_is_recorded_and_does_not_end_an_ordered_delivery() -> N
 def test_the_same_request_with_other_files_is_refused() -> None:
     scenario = submitted()
     with pytest.raises(Conflict):
-        scenario.handle(JobSubmitted("job", a_command(), a_request("j1", cores=1), fetch=FetchOrder(("**",))))
+        scenario.handle(
+            JobSubmitted(id="job", command=a_command(), request=a_request("j1", cores=1), fetch=FetchOrder(("**",)))
+        )
 
 
 def test_the_ledger_is_rebuilt_from_its_rows_with_the_deliveries() -> None:

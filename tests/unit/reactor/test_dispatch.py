@@ -22,7 +22,9 @@ def scenario() -> Scenario:
 
 
 def late(number: int, node: str = "gpu1", detail: str = "") -> AttemptEnded:
-    return AttemptEnded(f"nobody-{number}", 1, 1, replace(an_exit(), detail=detail), (node,))
+    return AttemptEnded(
+        uid=f"nobody-{number}", number=1, fence=1, outcome=replace(an_exit(), detail=detail), nodes=(node,)
+    )
 
 
 def test_every_event_and_every_follow_up_has_a_decider() -> None:
@@ -59,7 +61,9 @@ def test_pauses_are_bounded_and_happen_all_the_same(scenario: Scenario) -> None:
     assert attempt is not None
     written, states = 0, []
     for n in range(LIES):
-        event = AttemptPaused("r1", attempt.number, attempt.fence, n % 2 == 0, "its owner", ("gpu1",))
+        event = AttemptPaused(
+            uid="r1", number=attempt.number, fence=attempt.fence, paused=n % 2 == 0, detail="its owner", nodes=("gpu1",)
+        )
         written += len(scenario.handle(event).records)
         states.append(scenario.job("r1").state)
     assert written == REPORT_BURST

@@ -46,12 +46,14 @@ def test_low_work_of_a_degraded_node_is_paused_again_and_again_and_goes_on_after
     assert pauses([*overdue(grid.ledger, "ash", grid.now)]) == {"r1": True}  # ordered again with heartbeats
     attempt = grid.job("r1").attempt
     assert attempt is not None
-    grid.handle(AttemptPaused("r1", attempt.number, attempt.fence, True, "ash is degraded"))
+    grid.handle(
+        AttemptPaused(uid="r1", number=attempt.number, fence=attempt.fence, paused=True, detail="ash is degraded")
+    )
     assert grid.job("r1").state is JobState.PAUSED
     assert pauses([*overdue(grid.ledger, "ash", grid.now)]) == {"r1": True}
     grid.look(ash=500)
     grid.advance(60)
-    readings = (PressureReading("ash", 500, 500, 500),)
+    readings = (PressureReading(node="ash", score=500, memory=500, cpu=500),)
     stepped = grid.handle(OffloadPressureRead(readings, grid.rules, grid.offload))
     assert pauses([*attempt_effects(grid.ledger, stepped.changes)]) == {"r1": False}
     assert pauses([*attempt_effects(grid.ledger)]) == {}
@@ -64,7 +66,7 @@ def test_what_begins_on_a_degraded_node_stands_still_at_once():
     grid.looks(2, ash=900)
     attempt = grid.job("r2").attempt
     assert attempt is not None
-    stepped = grid.handle(AttemptStarted("r2", attempt.number, attempt.fence, 8))
+    stepped = grid.handle(AttemptStarted(uid="r2", number=attempt.number, fence=attempt.fence, pid=8))
     assert pauses([*attempt_effects(grid.ledger, stepped.changes)]) == {"r2": True}
 
 
@@ -95,7 +97,7 @@ def act(scenario: Scenario, what: str, number: int) -> list[Row]:
             declared = NodeDeclared(scenario.ledger.nodes[node])
             return [*scenario.handle(NodeDrained(node)).changes, *scenario.handle(declared).changes]
         case "lose":
-            return scenario.handle(AttemptsListed(node, ())).changes
+            return scenario.handle(AttemptsListed(node=node, attempts=())).changes
     return scenario.advance(1 + number).changes
 
 
@@ -143,11 +145,13 @@ def test_an_order_that_was_called_for_before_a_moment_and_not_reported_is_overdu
 
 def test_the_memory_of_a_node_is_served_before_anything_else_is_done_with_it():
     scenario = Scenario(a_node("gpu1"), a_node("gpu2"))
-    scenario.handle(BlockAsked("b1", "ada", GB, 3_600_000, prefer="gpu1"))
+    scenario.handle(BlockAsked(id="b1", user="ada", size_bytes=GB, term_ms=3_600_000, prefer="gpu1"))
     assert memory_effects(scenario.ledger) == [ServeMemory("gpu1")]
     assert memory_effects(scenario.ledger, node="gpu2") == overdue_memory(scenario.ledger, "gpu2") == []
     assert overdue_memory(scenario.ledger, "gpu1") == [ServeMemory("gpu1")]
-    scenario.handle(MemoryServed(MemoryServerRow("gpu1", "10.0.0.1", 7000, incarnation="life1", key_bytes=b"k" * 32)))
+    scenario.handle(
+        MemoryServed(MemoryServerRow(node="gpu1", host="10.0.0.1", port=7000, incarnation="life1", key_bytes=b"k" * 32))
+    )
     assert memory_effects(scenario.ledger) == overdue_memory(scenario.ledger, "gpu1") == []
     result = scenario.handle(BlockReleased("b1", "ada"))
     freed = FreeCopies("gpu1", ("b1:1",))

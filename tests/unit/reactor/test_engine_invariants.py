@@ -68,16 +68,24 @@ class Scene:
     def __init__(self) -> None:
         self.scenario = Scenario(a_node("gpu1", hold_s=30), a_node("gpu2", hold_s=30))
         self.engine = Cluster()
-        self.scenario.handle(EngineRegistered("ray", "attached", "head"))
+        self.scenario.handle(EngineRegistered(name="ray", mode="attached", address="head"))
         self.count = 0
         self.look()
 
     def look(self) -> None:
         if not self.engine.away:
-            places = tuple(EngineNode(key, name=name, has=ROOM, room=ROOM) for name, key in self.engine.ids.items())
+            places = tuple(EngineNode(id=key, name=name, has=ROOM, room=ROOM) for name, key in self.engine.ids.items())
             groups = tuple(self.engine.groups.items())
             self.scenario.now += 1
-            self.scenario.handle(EngineObserved("ray", f"s{self.engine.life}", self.scenario.now, places, groups))
+            self.scenario.handle(
+                EngineObserved(
+                    name="ray",
+                    session=f"s{self.engine.life}",
+                    asked_at_ms=self.scenario.now,
+                    nodes=places,
+                    groups=groups,
+                )
+            )
             for group in [name for name in self.engine.groups if name.removeprefix(GROUP_PREFIX) not in self.bindings]:
                 del self.engine.groups[group]
 

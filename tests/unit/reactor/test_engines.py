@@ -34,14 +34,14 @@ from distributed_grid.reactor.effects import (
 )
 from tests.support.builders import GB, Scenario, a_node, a_request
 
-WANTED = EngineRegistered("ray", SSH, "10.0.0.1:6379", nodes=("gpu1", "gpu2"))
+WANTED = EngineRegistered(name="ray", mode=SSH, address="10.0.0.1:6379", nodes=("gpu1", "gpu2"))
 
 
 def test_a_wanted_engine_is_in_the_ledger_and_in_whatever_is_stored_of_it(new_scenario):
     scenario = new_scenario()
     scenario.handle(WANTED)
     row = scenario.ledger.engines["ray"]
-    assert row == EngineRow("ray", SSH, "10.0.0.1:6379", nodes=("gpu1", "gpu2"))
+    assert row == EngineRow(name="ray", mode=SSH, address="10.0.0.1:6379", nodes=("gpu1", "gpu2"))
     stored = [(kept.kind, encode_row(kept)) for kept in scenario.ledger.rows(durable_only=True)]
     assert Ledger(decode_row(kind, blob) for kind, blob in stored).engines == {"ray": row}
 
@@ -50,7 +50,7 @@ def test_wanting_what_is_wanted_changes_nothing_and_another_session_does(new_sce
     scenario = new_scenario()
     scenario.handle(WANTED)
     assert scenario.handle(WANTED).changes == []
-    again = EngineRegistered("ray", SSH, "10.0.0.1:6379", session="s2", nodes=("gpu1", "gpu2"))
+    again = EngineRegistered(name="ray", mode=SSH, address="10.0.0.1:6379", session="s2", nodes=("gpu1", "gpu2"))
     assert [row.session for row in scenario.handle(again).changes] == ["s2"]
 
 
@@ -58,9 +58,9 @@ def test_an_engine_that_was_come_by_in_another_way_has_to_be_given_up_first(new_
     scenario = new_scenario()
     scenario.handle(WANTED)
     with pytest.raises(Refused, match=r"ray is ssh at 10\.0\.0\.1:6379 already"):
-        scenario.handle(EngineRegistered("ray", ATTACHED, "10.0.0.9:6379"))
+        scenario.handle(EngineRegistered(name="ray", mode=ATTACHED, address="10.0.0.9:6379"))
     scenario.handle(EngineRemoved("ray", "asked to"))
-    scenario.handle(EngineRegistered("ray", ATTACHED, "10.0.0.9:6379"))
+    scenario.handle(EngineRegistered(name="ray", mode=ATTACHED, address="10.0.0.9:6379"))
     assert scenario.ledger.engines["ray"].mode == ATTACHED
 
 
@@ -77,19 +77,21 @@ ROOM = EngineResources(4000, 16 * GB, 1000)
 
 
 def place(name: str = "gpu1", node_id: str = "n1", room: EngineResources = ROOM) -> EngineNode:
-    return EngineNode(node_id, name=name, has=ROOM, room=room)
+    return EngineNode(id=node_id, name=name, has=ROOM, room=room)
 
 
 def looked(
     scenario: Scenario, *places: EngineNode, groups: tuple[tuple[str, str], ...] | None = None, session: str = "s1"
 ):
-    return scenario.handle(EngineObserved("ray", session, scenario.now, places, groups))
+    return scenario.handle(
+        EngineObserved(name="ray", session=session, asked_at_ms=scenario.now, nodes=places, groups=groups)
+    )
 
 
 def with_ray(*nodes) -> Scenario:
     """A grid whose first node Ray has, too."""
     scenario = Scenario(*(nodes or (a_node(gpus=1),)))
-    scenario.handle(EngineRegistered("ray", "attached", "head:6379"))
+    scenario.handle(EngineRegistered(name="ray", mode="attached", address="head:6379"))
     looked(scenario, place())
     scenario.advance(1)
     return scenario
@@ -290,7 +292,7 @@ def test_while_an_engine_is_away_nothing_changes():
 def test_a_lease_that_was_there_before_the_engine_is_bound_when_it_comes():
     scenario = Scenario(a_node())
     scenario.ask(a_request("r1"))
-    scenario.handle(EngineRegistered("ray", "attached", "head:6379"))
+    scenario.handle(EngineRegistered(name="ray", mode="attached", address="head:6379"))
     looked(scenario, place(), groups=())
     assert scenario.ledger.leases["r1"].state is LeaseState.RESERVING
     scenario.handle(GroupBound(only_binding(scenario).key))
@@ -301,7 +303,7 @@ def test_a_lease_that_was_there_before_the_engine_is_bound_when_it_comes():
 def test_a_group_of_a_lease_whose_binding_was_forgotten_is_taken_for_its_own():
     scenario = Scenario(a_node())
     lease = scenario.ask(a_request("r1"))
-    scenario.handle(EngineRegistered("ray", "attached", "head:6379"))
+    scenario.handle(EngineRegistered(name="ray", mode="attached", address="head:6379"))
     looked(scenario, place(), groups=((f"grid-boost-r1-{lease.fence}", "n1"),))
     assert only_binding(scenario).bound_at_ms == scenario.now
     assert scenario.ledger.leases["r1"].state is LeaseState.ACTIVE

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from distributed_grid.domain.leases import MAX_EPOCH, MAX_EPOCH_LEAD, WorkerKind
+from distributed_grid.domain.leases import MAX_EPOCH, MAX_EPOCH_LEAD, NodeKind
 from distributed_grid.domain.resources import Priority
 from tests.simulation.invariants import INVARIANTS
 from tests.support.builders import a_request
@@ -111,7 +111,7 @@ ACTIONS = {
     "take_away": (whichever, st.sampled_from([None, 0, 2_000, 120_000]), st.sampled_from([False, False, True])),
     "look": (),
     "register": (pullers, incarnations),
-    "submit_task": (modest_requests, st.sampled_from([0, 0, 1]), st.sampled_from([WorkerKind.PULL, WorkerKind.ANY])),
+    "submit_task": (modest_requests, st.sampled_from([0, 0, 1]), st.sampled_from([NodeKind.PULL, NodeKind.ANY])),
     "take": (pullers, incarnations, st.booleans()),
     "withdraw_ask": (pullers, incarnations),
     "reserve": (pullers, st.integers(1, 3)),

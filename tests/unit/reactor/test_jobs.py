@@ -172,10 +172,10 @@ def test_a_report_with_another_fence_changes_nothing(new_scenario, off):
     scenario = new_scenario()
     attempt = scenario.submit(a_request("j1")).attempt
     before = scenario.ledger.rows()
-    scenario.handle(AttemptStarted("j1", 1, attempt.fence + off, 7))
-    scenario.handle(AttemptEnded("j1", 1, attempt.fence + off, an_exit()))
-    scenario.handle(AttemptEnded("j1", 2, attempt.fence, an_exit()))
-    scenario.handle(AttemptEnded("stranger", 1, attempt.fence, an_exit()))
+    scenario.handle(AttemptStarted(uid="j1", number=1, fence=attempt.fence + off, pid=7))
+    scenario.handle(AttemptEnded(uid="j1", number=1, fence=attempt.fence + off, outcome=an_exit()))
+    scenario.handle(AttemptEnded(uid="j1", number=2, fence=attempt.fence, outcome=an_exit()))
+    scenario.handle(AttemptEnded(uid="stranger", number=1, fence=attempt.fence, outcome=an_exit()))
     assert scenario.ledger.rows() == before
 
 
@@ -183,14 +183,14 @@ def test_a_start_that_is_reported_twice_counts_once(new_scenario):
     scenario = new_scenario()
     scenario.submit(a_request("j1"), starts=True)
     attempt = scenario.job("j1").attempt
-    assert scenario.handle(AttemptStarted("j1", 1, attempt.fence, 99)).changes == []
+    assert scenario.handle(AttemptStarted(uid="j1", number=1, fence=attempt.fence, pid=99)).changes == []
     assert scenario.job("j1").attempt.pid == 4242
 
 
 def test_the_record_of_a_start_names_the_cores(new_scenario):
     scenario = new_scenario()
     attempt = scenario.submit(a_request("j1", cores=2)).attempt
-    result = scenario.handle(AttemptStarted("j1", 1, attempt.fence, 7, (2, 3)))
+    result = scenario.handle(AttemptStarted(uid="j1", number=1, fence=attempt.fence, pid=7, cores=(2, 3)))
     assert result.records[0].data == {"job_id": "job-j1", "attempt": 1, "pid": 7, "cores": ["2", "3"]}
     assert scenario.job("j1").attempt.cores == (2, 3)
 
@@ -406,7 +406,7 @@ def test_an_agent_that_evicts_for_its_owner_requeues_without_using_a_retry(new_s
 def test_an_attempt_its_agent_has_no_trace_of_is_lost(new_scenario):
     scenario = new_scenario()
     scenario.submit(a_request("j1"), starts=True)
-    result = scenario.handle(AttemptsListed("gpu1", ()))
+    result = scenario.handle(AttemptsListed(node="gpu1", attempts=()))
     assert over(result).outcome == Outcome(Ending.LOST, detail="gpu1 has no trace of it")
     assert lease_end(result) is LeaseEnd.LOST
 
@@ -414,7 +414,7 @@ def test_an_attempt_its_agent_has_no_trace_of_is_lost(new_scenario):
 def test_a_lost_attempt_is_run_again_only_with_retries(new_scenario):
     scenario = new_scenario()
     scenario.submit(a_request("j1"), retries=1, starts=True)
-    scenario.handle(AttemptsListed("gpu1", ()))
+    scenario.handle(AttemptsListed(node="gpu1", attempts=()))
     assert (scenario.job("j1").attempt.number, scenario.job("j1").retries_left) == (2, 0)
 
 
@@ -423,21 +423,21 @@ def test_what_an_agent_knows_of_or_was_never_told_to_start_is_not_lost(new_scena
     scenario.submit(a_request("known", require=["gpu1"]), starts=True)
     scenario.submit(a_request("assigned", require=["gpu1"]))
     scenario.submit(a_request("elsewhere", require=["gpu2"]), starts=True)
-    assert scenario.handle(AttemptsListed("gpu1", ("known.1",))).changes == []
+    assert scenario.handle(AttemptsListed(node="gpu1", attempts=("known.1",))).changes == []
 
 
 def test_a_stopping_attempt_its_agent_has_no_trace_of_ends_as_it_was_meant_to(new_scenario):
     scenario = new_scenario()
     scenario.submit(a_request("j1"), retries=3)
     scenario.cancel("j1")
-    assert over(scenario.handle(AttemptsListed("gpu1", ()))).outcome.ending is Ending.CANCELLED
+    assert over(scenario.handle(AttemptsListed(node="gpu1", attempts=()))).outcome.ending is Ending.CANCELLED
 
 
 def test_several_lost_attempts_are_settled_together(new_scenario):
     scenario = new_scenario()
     for uid in ("j1", "j2", "j3"):
         scenario.submit(a_request(uid), starts=True)
-    scenario.handle(AttemptsListed("gpu1", ("j2.1",)))
+    scenario.handle(AttemptsListed(node="gpu1", attempts=("j2.1",)))
     assert set(scenario.ledger.jobs) == {"j2"}
 
 
@@ -542,7 +542,7 @@ def test_the_last_mark_comes_with_the_end(new_scenario):
     mark(scenario, age_s=30)
     attempt = scenario.job("j1").attempt
     preempted = Outcome(Ending.PREEMPTED)
-    scenario.handle(AttemptEnded("j1", 1, attempt.fence, preempted, mark_age_ms=2_000))
+    scenario.handle(AttemptEnded(uid="j1", number=1, fence=attempt.fence, outcome=preempted, mark_age_ms=2_000))
     assert scenario.now - scenario.job("j1").attempts[0].marked_at_ms == 2_000
 
 
@@ -563,7 +563,7 @@ def test_a_job_stored_before_there_were_marks_is_read(new_scenario):
 
 
 def using(lease_id: str, request_id: str = "j1", user: str = "ada") -> Request:
-    return replace(a_request(request_id, user=user), ask=Amounts(), within=lease_id)
+    return replace(a_request(request_id, user=user), ask=Amounts(), use_lease=lease_id)
 
 
 def test_a_command_runs_with_what_the_lease_has_and_takes_nothing_besides(new_scenario):
@@ -591,15 +591,19 @@ def test_it_is_stopped_when_the_lease_is_over(new_scenario, ends):
 
 def test_an_engine_has_nothing_to_reserve_for_it(new_scenario):
     scenario = new_scenario()
-    scenario.handle(EngineRegistered("ray", "attached", "head:6379"))
-    place = EngineNode("n1", name="gpu1", room=EngineResources(4000, 16 * GB, 0))
-    scenario.handle(EngineObserved("ray", "s1", scenario.now, (place,), ()))
+    scenario.handle(EngineRegistered(name="ray", mode="attached", address="head:6379"))
+    place = EngineNode(id="n1", name="gpu1", room=EngineResources(4000, 16 * GB, 0))
+    scenario.handle(EngineObserved(name="ray", session="s1", asked_at_ms=scenario.now, nodes=(place,), groups=()))
     scenario.ask(a_request("b1"))
     (binding,) = scenario.ledger.bindings.values()
     scenario.handle(GroupBound(binding.key))
     scenario.submit(using("b1"), starts=True)
     scenario.advance(1)
-    scenario.handle(EngineObserved("ray", "s1", scenario.now, (place,), ((binding.group, "n1"),)))
+    scenario.handle(
+        EngineObserved(
+            name="ray", session="s1", asked_at_ms=scenario.now, nodes=(place,), groups=((binding.group, "n1"),)
+        )
+    )
     assert list(scenario.ledger.bindings) == [binding.key]
 
 
@@ -648,7 +652,7 @@ HOLD = 60
 def far():
     """A node of another machine whose agent runs one job that may be retried."""
     scenario = Scenario(a_node("gpu2", cores=4, hold_s=HOLD))
-    scenario.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    scenario.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-1"))
     scenario.submit(a_request("r1", cores=4), retries=1, starts=True)
     yield scenario
     scenario.ledger.check()
@@ -658,7 +662,7 @@ def far():
 def here():
     """The same on the control plane's own machine, which has no hold."""
     scenario = Scenario(a_node("gpu2", cores=4))
-    scenario.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    scenario.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-1"))
     scenario.submit(a_request("r1", cores=4), retries=1, starts=True)
     yield scenario
     scenario.ledger.check()
@@ -669,7 +673,7 @@ def attempts(scenario: Scenario) -> int:
 
 
 def test_an_agent_with_another_directory_ends_nothing_until_the_hold_it_may_have_is_over(far: Scenario) -> None:
-    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-2"))
     for _ in range((HOLD * 1000 + HOLD_GRACE_MS) // 2000 - 1):
         far.advance(2)  # the new agent is heard all the time
         assert (far.job("r1").state, attempts(far)) == (JobState.RUNNING, 1)
@@ -681,7 +685,7 @@ def test_an_agent_with_another_directory_ends_nothing_until_the_hold_it_may_have
 
 
 def test_an_end_that_could_not_be_stored_is_decided_again(far: Scenario) -> None:
-    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-2"))
     for _ in range((HOLD * 1000 + HOLD_GRACE_MS) // 2000 - 1):
         far.advance(2)
     stored = [row for row in far.ledger.rows() if not row.is_volatile]
@@ -697,36 +701,36 @@ def test_an_end_that_could_not_be_stored_is_decided_again(far: Scenario) -> None
 
 def test_greeting_again_and_again_does_not_keep_it_for_ever(far: Scenario) -> None:
     for _ in range(HOLD // 2 + 2):
-        far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+        far.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-2"))
         far.advance(2)
     assert attempts(far) == 2
 
 
 def test_another_boot_proves_it_only_for_the_same_machine_and_directory(far: Scenario) -> None:
-    far.handle(AttemptsListed("gpu2", (), "boot-2", "dir-2"))
+    far.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-2", machine="dir-2"))
     assert (far.job("r1").state, attempts(far)) == (JobState.RUNNING, 1)
-    far.handle(AttemptsListed("gpu2", (), "boot-2", "dir-1"))
+    far.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-2", machine="dir-1"))
     assert attempts(far) == 2
 
 
 def test_an_agent_that_lost_its_record_is_not_believed_either(far: Scenario) -> None:
-    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    far.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-1"))
     assert (far.job("r1").state, attempts(far)) == (JobState.RUNNING, 1)
 
 
 def test_the_agent_that_runs_it_comes_back_and_nothing_was(far: Scenario) -> None:
-    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-2"))
     far.advance(30)
-    far.handle(AttemptsListed("gpu2", ("r1.1",), "boot-1", "dir-1"))
+    far.handle(AttemptsListed(node="gpu2", attempts=("r1.1",), boot="boot-1", machine="dir-1"))
     far.advance(HOLD + 10)
     assert (far.job("r1").state, attempts(far)) == (JobState.RUNNING, 1)
 
 
 def test_a_control_plane_that_was_restarted_waits_a_whole_hold_again(far: Scenario) -> None:
-    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-2"))
     far.advance(HOLD - 5)
     far.handle(ControlPlaneStarted(9))
-    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-2"))
     far.heartbeat("gpu2")
     far.advance(HOLD - 5)
     assert attempts(far) == 1
@@ -737,7 +741,7 @@ def test_a_control_plane_that_was_restarted_waits_a_whole_hold_again(far: Scenar
 def test_what_another_agent_was_ordered_and_has_not_reported_is_kept_as_long(far: Scenario) -> None:
     far.end("r1")
     far.submit(a_request("r2", cores=4))
-    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-2"))
     far.advance(HOLD - 5)
     assert far.job("r2").state is JobState.ASSIGNED
     far.advance(10)
@@ -745,7 +749,7 @@ def test_what_another_agent_was_ordered_and_has_not_reported_is_kept_as_long(far
 
 
 def test_stopping_the_new_agent_does_not_end_what_the_old_one_runs(far: Scenario) -> None:
-    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-2"))
     far.handle(NodeStopped("gpu2"))
     assert far.job("r1").state is JobState.RUNNING
     far.advance(HOLD + 3, heard=False)
@@ -753,7 +757,7 @@ def test_stopping_the_new_agent_does_not_end_what_the_old_one_runs(far: Scenario
 
 
 def test_on_this_machine_what_is_seen_to_run_is_kept_and_what_is_not_is_lost(here: Scenario) -> None:
-    here.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2", running=("r1.1",)))
+    here.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-2", running=("r1.1",)))
     here.advance(100_000)
     assert (here.job("r1").state, attempts(here)) == (JobState.RUNNING, 1)
     here.handle(AttemptsGone("gpu2", ("r1.1", "other.1")))
@@ -761,7 +765,7 @@ def test_on_this_machine_what_is_seen_to_run_is_kept_and_what_is_not_is_lost(her
 
 
 def test_on_this_machine_what_nobody_sees_is_lost_at_once(here: Scenario) -> None:
-    here.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    here.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-2"))
     assert attempts(here) == 2
 
 
@@ -773,10 +777,12 @@ def test_only_what_was_missing_can_be_gone(here: Scenario) -> None:
 def test_what_is_lost_at_once_is_given_up_so_much_in_one_step() -> None:
     jobs = 2 * MAX_LEASES_PER_STEP + 1
     scenario = Scenario(a_node("gpu2", cores=jobs, hold_s=HOLD))
-    scenario.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    scenario.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-1"))
     for number in range(jobs):
         scenario.submit(a_request(f"r{number}", cores=1), starts=True)
-    listed = step(scenario.ledger, AttemptsListed("gpu2", (), "boot-2", "dir-1"), scenario.now)
+    listed = step(
+        scenario.ledger, AttemptsListed(node="gpu2", attempts=(), boot="boot-2", machine="dir-1"), scenario.now
+    )
     assert (len(scenario.ledger.jobs), listed.later) == (jobs - MAX_LEASES_PER_STEP, [])
     left: list[int] = []
     ahead: list[Cause] = [TimePassed()]
@@ -790,14 +796,18 @@ def test_what_is_lost_at_once_is_given_up_so_much_in_one_step() -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 def test_what_was_assigned_and_never_ordered_is_the_new_agents_and_what_was_ordered_may_run(ordered: bool) -> None:
     scenario = Scenario(a_node("gpu2", cores=4, hold_s=HOLD))
-    scenario.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    scenario.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1", machine="dir-1"))
     since_ms = scenario.now
     scenario.advance(1)
     scenario.submit(a_request("r1", cores=4))
     attempt = scenario.job("r1").attempt
     assert attempt is not None
     sent = (attempt.lease_id,) if ordered else ()
-    scenario.handle(AttemptsListed("gpu2", (), "boot-2", "dir-2", ordered=sent, ordered_since_ms=since_ms))
+    scenario.handle(
+        AttemptsListed(
+            node="gpu2", attempts=(), boot="boot-2", machine="dir-2", ordered=sent, ordered_since_ms=since_ms
+        )
+    )
     again = scenario.job("r1").attempt
     assert again is not None
     assert (again.number, again.machine) == (1, "dir-1" if ordered else "dir-2")

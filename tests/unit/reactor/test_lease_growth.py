@@ -30,9 +30,20 @@ def a_scenario(*, restartable: bool = False, retries: int = 0) -> Scenario:
 
 
 def submit(scenario: Scenario, uid: str, *, restartable: bool = False, retries: int = 0) -> None:
-    estimate = JobEstimate((GB, 2 * GB, 4 * GB, 8 * GB), tier="statistics", confidence_milli=830, samples=7)
+    estimate = JobEstimate(
+        memory_limits=(GB, 2 * GB, 4 * GB, 8 * GB), tier="statistics", confidence_milli=830, samples=7
+    )
     request = a_request(uid, cores=1)
-    scenario.handle(JobSubmitted(f"{uid}-name", a_command(), request, retries, estimate, restartable))
+    scenario.handle(
+        JobSubmitted(
+            id=f"{uid}-name",
+            command=a_command(),
+            request=request,
+            retries=retries,
+            estimate=estimate,
+            restartable=restartable,
+        )
+    )
 
 
 def outgrow(scenario: Scenario, held_gb: float, *, uid: str = "j1", off: int = 0, node: str = "n1") -> StepResult:
@@ -102,13 +113,13 @@ def test_a_lease_gets_what_is_left_where_that_is_not_enough():
 def test_the_next_job_waits_for_memory_that_a_lease_has_grown_to():
     scenario = a_scenario()
     outgrow(scenario, 12)
-    scenario.handle(JobSubmitted("next", a_command(), a_request("j9", cores=1, memory_gb=2)))
+    scenario.handle(JobSubmitted(id="next", command=a_command(), request=a_request("j9", cores=1, memory_gb=2)))
     assert scenario.job("j9").state is JobState.QUEUED
 
 
 def test_a_lease_grows_within_the_quota_of_its_user():
     scenario = a_scenario()
-    scenario.handle(PolicySet(SchedulingPolicy(quotas=(Quota("ada", memory_bytes=3 * GB),))))
+    scenario.handle(PolicySet(SchedulingPolicy(quotas=(Quota(name="ada", memory_bytes=3 * GB),))))
     outgrow(scenario, 8)
     assert leased_gb(scenario) == 3
     assert "quota of ada: 2.0 GB left beside its lease of 1.00 GB" in scenario.job("j1").attempt.growth_refused

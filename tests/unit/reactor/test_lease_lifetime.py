@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
     AgentRequested,
-    ClaimsRead,
     ControlPlaneStarted,
     LeaseAsked,
-    LeaseClaimed,
     LeaseReclaimed,
+    LeaseRecovered,
     LeaseReleased,
+    LeasesRecovered,
     NodeDeclared,
     NodeDrained,
     NodeForgotten,
@@ -38,9 +38,13 @@ FENCE = (7 << 32) + 5
 HOUR_MS = 3_600_000
 
 
-def a_claim(name: str = "b1", *, node: str = "gpu2", cores: int = 2, fence: int = FENCE, at: int = NOW) -> LeaseClaimed:
+def a_claim(
+    name: str = "b1", *, node: str = "gpu2", cores: int = 2, fence: int = FENCE, at: int = NOW
+) -> LeaseRecovered:
     request = a_request(name, cores=cores, target="gpu1", anti_affinity=("gpu1",), duration_s=3600)
-    return LeaseClaimed(request, node, Claim(1000 * cores), fence, at, NOW + HOUR_MS)
+    return LeaseRecovered(
+        request=request, node=node, claim=Claim(1000 * cores), fence=fence, granted_at_ms=at, ends_at_ms=NOW + HOUR_MS
+    )
 
 
 def a_start(new_scenario, *nodes) -> Scenario:
@@ -58,7 +62,7 @@ def ended(stepped):
 
 def test_a_claim_is_reserved_until_its_node_is_heard(new_scenario):
     scenario = a_start(new_scenario)
-    scenario.handle(ClaimsRead((a_claim(),)))
+    scenario.handle(LeasesRecovered((a_claim(),)))
     lease = scenario.ledger.leases["b1"]
     assert (lease.state, lease.recovered) == (LeaseState.RESERVING, True)
     scenario.ledger.check()
@@ -73,7 +77,7 @@ def test_a_claim_is_reserved_until_its_node_is_heard(new_scenario):
 
 def test_nobody_else_gets_what_is_claimed(new_scenario):
     scenario = a_start(new_scenario)
-    scenario.handle(ClaimsRead((a_claim(cores=3),)))
+    scenario.handle(LeasesRecovered((a_claim(cores=3),)))
     scenario.heartbeat("gpu2")
     assert scenario.ask(a_request("r1", cores=2, require=["gpu2"])).state is LeaseState.ASKED
     assert scenario.ask(a_request("r2", cores=1, require=["gpu2"])).node == "gpu2"
@@ -81,7 +85,7 @@ def test_nobody_else_gets_what_is_claimed(new_scenario):
 
 def test_fences_stay_above_what_was_claimed(new_scenario):
     scenario = a_start(new_scenario)
-    scenario.handle(ClaimsRead((a_claim(),)))
+    scenario.handle(LeasesRecovered((a_claim(),)))
     scenario.heartbeat("gpu2")
     assert scenario.ask(a_request("r1", require=["gpu2"])).fence > FENCE
     assert scenario.ledger.counters["epoch"] == 1
@@ -92,14 +96,14 @@ def test_fences_stay_above_what_was_claimed(new_scenario):
 @pytest.mark.parametrize("fence", [(MAX_EPOCH_LEAD + 2) << 32, MAX_FENCE, 2**70])
 def test_a_claim_with_a_fence_that_this_grid_cannot_have_given_ends_at_once(new_scenario, fence):
     scenario = a_start(new_scenario)
-    over = ended(scenario.handle(ClaimsRead((a_claim(fence=fence),))))
+    over = ended(scenario.handle(LeasesRecovered((a_claim(fence=fence),))))
     assert over.detail == "recovered, but its fence cannot be one of this grid"
     assert scenario.ledger.nodes["gpu2"].epoch == 0
 
 
 def test_a_claim_that_its_node_cannot_have_lent_ends_with_the_reason(new_scenario):
     scenario = a_start(new_scenario)
-    scenario.handle(ClaimsRead((a_claim("b1"), a_claim("b2", cores=3, fence=FENCE + 1, at=NOW + 1))))
+    scenario.handle(LeasesRecovered((a_claim("b1"), a_claim("b2", cores=3, fence=FENCE + 1, at=NOW + 1))))
     over = ended(scenario.heartbeat("gpu2"))
     assert (over.id, over.end) == ("b2", LeaseEnd.FAILED)
     assert over.detail == "recovered, but gpu2 cannot have lent it: 5000 of 4000 millicores lent"
@@ -109,13 +113,13 @@ def test_a_claim_that_its_node_cannot_have_lent_ends_with_the_reason(new_scenari
 def test_a_claim_on_a_device_that_is_not_there_ends(new_scenario):
     scenario = a_start(new_scenario, a_node("gpu1"), a_node("gpu2", gpus=1))
     event = a_claim()
-    scenario.handle(ClaimsRead((replace(event, claim=Claim(gpus=(GpuShare(1, 1000),))),)))
+    scenario.handle(LeasesRecovered((replace(event, claim=Claim(gpus=(GpuShare(1, 1000),))),)))
     assert "GPU 1" in ended(scenario.heartbeat("gpu2")).detail
 
 
 def test_a_claim_on_a_node_that_is_gone_ends_at_once_and_raises_no_fence(new_scenario):
     scenario = a_start(new_scenario)
-    stepped = scenario.handle(ClaimsRead((a_claim(node="gpu9"),)))
+    stepped = scenario.handle(LeasesRecovered((a_claim(node="gpu9"),)))
     assert ended(stepped).detail == "recovered, but gpu9 is not a node of this grid"
     assert scenario.ledger.counters["fence"] == 1 << 32
 
@@ -123,7 +127,7 @@ def test_a_claim_on_a_node_that_is_gone_ends_at_once_and_raises_no_fence(new_sce
 def test_a_claim_on_a_node_that_has_not_said_what_it_has_waits_for_its_word(new_scenario):
     far = a_node("far", cores=0, memory_gb=0, hold_s=60)
     scenario = a_start(new_scenario, a_node("gpu1"), far)
-    scenario.handle(ClaimsRead((a_claim(node="far"),)))
+    scenario.handle(LeasesRecovered((a_claim(node="far"),)))
     scenario.ledger.check()
     scenario.handle(NodeDeclared(a_node("far", cores=4, hold_s=60)))
     scenario.heartbeat("far")
@@ -132,16 +136,16 @@ def test_a_claim_on_a_node_that_has_not_said_what_it_has_waits_for_its_word(new_
 
 def test_a_claim_whose_time_is_over_expires_like_any_lease(new_scenario):
     scenario = a_start(new_scenario)
-    scenario.handle(ClaimsRead((replace(a_claim(), ends_at_ms=NOW),)))
+    scenario.handle(LeasesRecovered((replace(a_claim(), ends_at_ms=NOW),)))
     over = ended(scenario.advance(0, heard=False))
     assert over.end is LeaseEnd.EXPIRED
 
 
 def test_claims_are_read_once_and_the_ledger_knows_better(new_scenario):
     scenario = a_start(new_scenario)
-    assert scenario.handle(ClaimsRead()).changes
+    assert scenario.handle(LeasesRecovered()).changes
     assert scenario.ledger.counters[CLAIMS_READ] == 1
-    assert scenario.handle(ClaimsRead((a_claim(),))).changes == []
+    assert scenario.handle(LeasesRecovered((a_claim(),))).changes == []
     scenario.heartbeat("gpu2")
     scenario.ask(a_request("b1", require=["gpu2"]))
     assert scenario.handle(a_claim()).changes == []
@@ -155,7 +159,7 @@ def test_a_claim_on_a_node_that_was_heard_already_is_settled_at_once(new_scenari
 
 def test_a_claim_can_be_given_back(new_scenario):
     scenario = a_start(new_scenario)
-    scenario.handle(ClaimsRead((a_claim(),)))
+    scenario.handle(LeasesRecovered((a_claim(),)))
     scenario.release("b1")
     assert not scenario.ledger.leases
 

@@ -258,7 +258,7 @@ def test_asking_again_with_the_same_id_gets_the_same_gang(trio):
 
 def test_a_command_runs_on_one_node(trio):
     with pytest.raises(BadInput, match="a command runs on one node"):
-        trio.handle(JobSubmitted("job", a_command(), a_request("g1", gang=2)))
+        trio.handle(JobSubmitted(id="job", command=a_command(), request=a_request("g1", gang=2)))
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.booleans()), max_size=12))

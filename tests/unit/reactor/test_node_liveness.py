@@ -183,7 +183,7 @@ def test_what_was_decided_lost_is_not_renewed_before_a_greeting(signs: list[str]
         elif sign == "heard":
             scenario.handle(NodeHeard("gpu2"))
         elif sign == "greeting":
-            scenario.handle(AttemptsListed("gpu2", (), boot="boot", machine="dir"))
+            scenario.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot", machine="dir"))
             decided = False
         elif sign == "drain":
             scenario.handle(NodeDrained("gpu2", "its owner wants it back"))
@@ -208,7 +208,7 @@ def test_a_lost_node_has_a_hold_again_from_the_first_heartbeat_after_its_greetin
     far_scenario.handle(NodeHeard("gpu2"))
     assert state_of(far_scenario) is NodeState.LOST
     assert far_scenario.ledger.observations["gpu2"].held_until_ms <= far_scenario.now
-    far_scenario.handle(AttemptsListed("gpu2", (), boot="boot", machine="dir"))
+    far_scenario.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot", machine="dir"))
     far_scenario.handle(NodeHeard("gpu2"))
     far_scenario.handle(TimePassed())
     assert state_of(far_scenario) is NodeState.LOST, "a greeting alone is no sign of life"
@@ -229,7 +229,7 @@ def test_a_draining_node_whose_work_was_given_up_renews_nothing_either(far_scena
     before = far_scenario.ledger.observations["gpu2"]
     far_scenario.heartbeat("gpu2")
     assert far_scenario.ledger.observations["gpu2"] == before
-    far_scenario.handle(AttemptsListed("gpu2", (), boot="boot", machine="dir"))
+    far_scenario.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot", machine="dir"))
     far_scenario.heartbeat("gpu2")
     assert far_scenario.ledger.observations["gpu2"].held_until_ms > far_scenario.now
 
@@ -284,7 +284,9 @@ def test_a_report_after_the_node_was_given_up_is_history_and_nothing_else(far_sc
     far_scenario.advance(7, heard=False)
     far_scenario.advance(HOLD, heard=False)
     before = far_scenario.ledger.rows(durable_only=True)
-    result = far_scenario.handle(AttemptEnded("r1", attempt.number, attempt.fence, an_exit(), ("gpu2",)))
+    result = far_scenario.handle(
+        AttemptEnded(uid="r1", number=attempt.number, fence=attempt.fence, outcome=an_exit(), nodes=("gpu2",))
+    )
     assert [record.type for record in result.records] == ["late-report"]
     assert far_scenario.ledger.rows(durable_only=True) == before
 
@@ -314,18 +316,22 @@ def test_nobody_reports_about_another_nodes_attempts(far_scenario: Scenario) -> 
     far_scenario.handle(NodeDeclared(a_node("liar", hold_s=HOLD)))
     attempt = far_scenario.submit(a_request("r1")).attempt
     assert attempt is not None
-    far_scenario.handle(AttemptStarted("r1", 1, attempt.fence, 7, (), ("liar",)))
-    far_scenario.handle(AttemptEnded("r1", 1, attempt.fence, an_exit(), ("liar",)))
+    far_scenario.handle(AttemptStarted(uid="r1", number=1, fence=attempt.fence, pid=7, cores=(), nodes=("liar",)))
+    far_scenario.handle(AttemptEnded(uid="r1", number=1, fence=attempt.fence, outcome=an_exit(), nodes=("liar",)))
     assert far_scenario.job("r1").state is JobState.ASSIGNED
 
 
 def test_what_is_paused_for_the_owner_is_shown_and_goes_on(far_scenario: Scenario) -> None:
     attempt = far_scenario.submit(a_request("r1"), starts=True).attempt
     assert attempt is not None
-    result = far_scenario.handle(AttemptPaused("r1", 1, attempt.fence, True, "its owner is back", ("gpu2",)))
+    result = far_scenario.handle(
+        AttemptPaused(uid="r1", number=1, fence=attempt.fence, paused=True, detail="its owner is back", nodes=("gpu2",))
+    )
     assert (far_scenario.job("r1").state, result.records[0].type) == (JobState.PAUSED, "paused")
-    far_scenario.handle(AttemptPaused("r1", 1, attempt.fence, True, "", ("gpu2",)))
-    far_scenario.handle(AttemptPaused("r1", 1, attempt.fence, False, "", ("gpu2",)))
+    far_scenario.handle(AttemptPaused(uid="r1", number=1, fence=attempt.fence, paused=True, detail="", nodes=("gpu2",)))
+    far_scenario.handle(
+        AttemptPaused(uid="r1", number=1, fence=attempt.fence, paused=False, detail="", nodes=("gpu2",))
+    )
     assert far_scenario.job("r1").state is JobState.RUNNING
     far_scenario.end("r1")
     assert "r1" not in far_scenario.ledger.jobs
@@ -347,27 +353,29 @@ def test_what_the_owner_takes_back_waits_for_another_place_and_the_offer_is_with
 
 
 def test_a_node_that_gives_way_offers_nothing(far_scenario: Scenario) -> None:
-    far_scenario.handle(HeartbeatReceived("gpu2", Usage(), yields=True, generation=5))
+    far_scenario.handle(HeartbeatReceived(name="gpu2", usage=Usage(), yields=True, generation=5))
     assert far_scenario.submit(a_request("r1")).state is JobState.QUEUED
-    far_scenario.handle(HeartbeatReceived("gpu2", Usage(), generation=6))
+    far_scenario.handle(HeartbeatReceived(name="gpu2", usage=Usage(), generation=6))
     assert far_scenario.lease_of("r1").generation == 6
 
 
 def test_what_an_agent_withdraws_is_withdrawn_with_its_heartbeat_before_anything_else_is_decided(
     far_scenario: Scenario,
 ) -> None:
-    seen = decide(far_scenario.ledger, HeartbeatReceived("gpu2", Usage(), yields=True, generation=5), far_scenario.now)
+    seen = decide(
+        far_scenario.ledger, HeartbeatReceived(name="gpu2", usage=Usage(), yields=True, generation=5), far_scenario.now
+    )
     assert all(row.is_volatile for row in seen.changes)
     far_scenario.ledger.apply(seen.changes)
     assert far_scenario.submit(a_request("r1")).state is JobState.QUEUED
 
 
 def test_what_was_assigned_before_the_machine_was_restarted_is_lost_not_ordered_again(far_scenario: Scenario) -> None:
-    far_scenario.handle(AttemptsListed("gpu2", (), "boot-1"))
+    far_scenario.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1"))
     far_scenario.submit(a_request("r1"))
-    far_scenario.handle(AttemptsListed("gpu2", (), "boot-1"))
+    far_scenario.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-1"))
     assert len(attempt_effects(far_scenario.ledger)) == 1
-    far_scenario.handle(AttemptsListed("gpu2", (), "boot-2"))
+    far_scenario.handle(AttemptsListed(node="gpu2", attempts=(), boot="boot-2"))
     assert "r1" not in far_scenario.ledger.jobs
     far_scenario.submit(a_request("r2"))
     attempt = far_scenario.job("r2").attempt
@@ -406,8 +414,12 @@ BUSY = a_usage(cpu_outside=0.9)
 def scenario(new_scenario) -> Scenario:
     """A node of four cores and two GPUs with an owner, in Ray, lending to three requests."""
     scenario = new_scenario(a_node("gpu1", cores=4, gpus=2, thresholds=thresholds(cpu_busy_max=0.3, dwell_s=0)))
-    scenario.handle(EngineRegistered("ray", "attached", "head"))
-    scenario.handle(EngineObserved("ray", "s", scenario.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
+    scenario.handle(EngineRegistered(name="ray", mode="attached", address="head"))
+    scenario.handle(
+        EngineObserved(
+            name="ray", session="s", asked_at_ms=scenario.now, nodes=(EngineNode(id="n1", name="gpu1", room=ROOM),)
+        )
+    )
     scenario.heartbeat("gpu1", IDLE)
     for name, asked in (("old", {"cores": 1}), ("gpu", {"gpus": 1}), ("young", {"cores": 1})):
         scenario.advance(1, heard=False)
@@ -449,26 +461,30 @@ def test_an_owner_on_a_gpu_gets_that_gpu(scenario):
 
 def test_a_node_without_an_owner_takes_nothing_back(new_scenario):
     scenario = new_scenario(a_node("gpu1"))
-    scenario.handle(EngineRegistered("ray", "attached", "head"))
-    scenario.handle(EngineObserved("ray", "s", scenario.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
+    scenario.handle(EngineRegistered(name="ray", mode="attached", address="head"))
+    scenario.handle(
+        EngineObserved(
+            name="ray", session="s", asked_at_ms=scenario.now, nodes=(EngineNode(id="n1", name="gpu1", room=ROOM),)
+        )
+    )
     scenario.ask(a_request("r1"))
     assert heartbeat(scenario, BUSY, 60) == []
 
 
 def test_a_jump_of_a_nodes_clock_is_recorded_once_and_so_is_its_end(new_scenario):
     scenario = new_scenario()
-    jumped = HeartbeatReceived("gpu1", Usage(), clock_jump_ms=40 * 86_400_000, clock_waits_ms=60_000)
+    jumped = HeartbeatReceived(name="gpu1", usage=Usage(), clock_jump_ms=40 * 86_400_000, clock_waits_ms=60_000)
     (record,) = scenario.handle(jumped).records
     assert (record.type, record.node, record.data["jumped_seconds"]) == ("clock-jumped", "gpu1", 40 * 86_400)
     assert scenario.handle(jumped).records == []
-    (record,) = scenario.handle(HeartbeatReceived("gpu1", Usage())).records
+    (record,) = scenario.handle(HeartbeatReceived(name="gpu1", usage=Usage())).records
     assert record.type == "clock-steady"
-    assert scenario.handle(HeartbeatReceived("gpu1", Usage())).records == []
+    assert scenario.handle(HeartbeatReceived(name="gpu1", usage=Usage())).records == []
 
 
 def test_confirmed_clocks_are_told_to_the_agents_until_their_jumps_are_over(new_scenario):
     scenario = new_scenario()
-    jumped = HeartbeatReceived("gpu1", Usage(), clock_jump_ms=5_000_000, clock_waits_ms=60_000)
+    jumped = HeartbeatReceived(name="gpu1", usage=Usage(), clock_jump_ms=5_000_000, clock_waits_ms=60_000)
     assert scenario.handle(ClocksConfirmed("ana")).records == []
     scenario.handle(jumped)
     (record,) = scenario.handle(ClocksConfirmed("ana")).records
@@ -484,7 +500,9 @@ def test_an_agent_whose_clock_jumps_without_end_fills_no_audit_trail(new_scenari
     scenario = new_scenario()
     records = 0
     for number in range(1000):
-        found = scenario.handle(HeartbeatReceived("gpu1", Usage(), clock_jump_ms=1_000_000 + number, clock_waits_ms=1))
+        found = scenario.handle(
+            HeartbeatReceived(name="gpu1", usage=Usage(), clock_jump_ms=1_000_000 + number, clock_waits_ms=1)
+        )
         records += len(found.records)
     assert records <= REPORT_BURST
 
@@ -492,7 +510,7 @@ def test_an_agent_whose_clock_jumps_without_end_fills_no_audit_trail(new_scenari
 def test_a_busy_node_whose_first_heartbeat_knows_no_rates_lends_nothing(new_scenario):
     scenario = new_scenario(ledger=Ledger())
     scenario.handle(NodeDeclared(a_node("gpu1", gpus=1, thresholds=thresholds())))
-    scenario.handle(HeartbeatReceived("gpu1", Usage(cpu_measured=False, gpus_measured=False)))
+    scenario.handle(HeartbeatReceived(name="gpu1", usage=Usage(cpu_measured=False, gpus_measured=False)))
     assert scenario.ledger.lends("gpu1") == Capacity()
     scenario.now += 250
     scenario.heartbeat("gpu1", a_usage(cpu_outside=1))
@@ -502,7 +520,7 @@ def test_a_busy_node_whose_first_heartbeat_knows_no_rates_lends_nothing(new_scen
 def test_the_first_measured_heartbeat_decides_at_once(new_scenario):
     scenario = new_scenario(ledger=Ledger())
     scenario.handle(NodeDeclared(a_node("gpu1", cores=4, gpus=1, thresholds=thresholds())))
-    scenario.handle(HeartbeatReceived("gpu1", Usage(cpu_measured=False, gpus_measured=False)))
+    scenario.handle(HeartbeatReceived(name="gpu1", usage=Usage(cpu_measured=False, gpus_measured=False)))
     scenario.now += 250
     scenario.heartbeat("gpu1", a_usage())
     assert (scenario.ledger.lends("gpu1").cpu_milli, len(scenario.ledger.lends("gpu1").gpus)) == (4000, 1)
@@ -514,7 +532,7 @@ def test_an_older_offer_ends_with_a_heartbeat_that_knows_no_rates(new_scenario):
     scenario.heartbeat("gpu1", a_usage())
     assert scenario.ledger.lends("gpu1").cpu_milli > 0
     scenario.now += 2_000
-    scenario.handle(HeartbeatReceived("gpu1", Usage(cpu_measured=False)))
+    scenario.handle(HeartbeatReceived(name="gpu1", usage=Usage(cpu_measured=False)))
     assert scenario.ledger.lends("gpu1") == Capacity()
 
 

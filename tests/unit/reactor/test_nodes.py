@@ -256,7 +256,7 @@ def test_a_node_that_left_may_come_back(new_scenario):
 def test_nodes_with_the_most_that_can_be_reported_are_summed_and_stored(new_scenario):
     gpus = tuple(GpuDevice(index, MAX_AMOUNT) for index in range(64))
     most = Capacity(10**9, MAX_AMOUNT, gpus, (("fpga", MAX_AMOUNT),))
-    usage = Usage(1000, 0, MAX_AMOUNT, 0)
+    usage = Usage(cpu_busy_milli=1000, cpu_outside_milli=0, memory_bytes=MAX_AMOUNT, memory_outside_bytes=0)
     nodes = [replace(a_node(f"n{number}"), capacity=most) for number in range(300)]
     scenario = new_scenario(*nodes)
     for node in nodes:

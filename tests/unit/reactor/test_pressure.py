@@ -116,7 +116,9 @@ def test_a_refusal_by_the_grid_itself_is_a_line_and_nothing_else():
     scenario = begin_rounds()
     scenario.round(HARD, times=1)
     (lease,) = scenario.leases
-    taken = Lease("auto-master-memory-2", a_request("auto-master-memory-2", memory_gb=1), scenario.now)
+    taken = Lease(
+        id="auto-master-memory-2", request=a_request("auto-master-memory-2", memory_gb=1), asked_at_ms=scenario.now
+    )
     scenario.ledger.apply([taken])  # somebody used that id before: the grid's own request is refused
     records = scenario.round(a_reading("master", memory=1000), times=3)
     assert "refused" in actions(records)

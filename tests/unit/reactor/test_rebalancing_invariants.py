@@ -84,7 +84,7 @@ def loads(draw) -> list[tuple[PressureReading, ...]]:
 
 def _reading(name: str, memory: int | None, cpu: int | None, ahead: Forecast | None) -> PressureReading:
     if memory is None or cpu is None:
-        return PressureReading(name)
+        return PressureReading(node=name)
     return replace(a_reading(name, memory=memory, cpu=cpu), memory_ahead=ahead)
 
 

@@ -21,9 +21,18 @@ def a_full_scenario(free_gb: float = 4) -> Scenario:
 
 def submit(scenario: Scenario, uid: str = "j1", *, cores: int = 1, restartable: bool = False) -> StepResult:
     """A job that was sized with 8 GB."""
-    estimate = JobEstimate((8 * GB, 12 * GB), tier="statistics", confidence_milli=830, samples=7)
+    estimate = JobEstimate(memory_limits=(8 * GB, 12 * GB), tier="statistics", confidence_milli=830, samples=7)
     request = a_request(uid, cores=cores, wait_s=3600)
-    return scenario.handle(JobSubmitted(f"{uid}-name", a_command(), request, 0, estimate, restartable))
+    return scenario.handle(
+        JobSubmitted(
+            id=f"{uid}-name",
+            command=a_command(),
+            request=request,
+            retries=0,
+            estimate=estimate,
+            restartable=restartable,
+        )
+    )
 
 
 def test_a_job_that_waits_only_for_its_learned_size_gets_what_is_free_after_a_minute():
@@ -73,7 +82,7 @@ def test_of_two_that_wait_each_gets_its_own_part():
 
 def test_what_the_quota_leaves_is_given():
     scenario = Scenario(a_node("n1", cores=4, memory_gb=16))
-    scenario.handle(PolicySet(SchedulingPolicy(quotas=(Quota("ada", memory_bytes=9 * GB),))))
+    scenario.handle(PolicySet(SchedulingPolicy(quotas=(Quota(name="ada", memory_bytes=9 * GB),))))
     scenario.ask(a_request("full", memory_gb=6))
     submit(scenario)
     scenario.advance(60)

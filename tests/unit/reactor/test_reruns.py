@@ -36,14 +36,23 @@ def a_scenario() -> Scenario:
 
 
 def an_estimate(*limits_gb: int) -> JobEstimate:
-    return JobEstimate(tuple(limit * GB for limit in limits_gb), tier="statistics", confidence_milli=830, samples=14)
+    return JobEstimate(
+        memory_limits=tuple(limit * GB for limit in limits_gb), tier="statistics", confidence_milli=830, samples=14
+    )
 
 
 def submit(scenario: Scenario, *limits_gb: int, retries: int = 0, request: Request | None = None) -> StepResult:
     """A job that its user has declared restartable."""
     request = request or a_request("j1", cores=1)
     return scenario.handle(
-        JobSubmitted("job", a_command(), request, retries, an_estimate(*limits_gb), restartable=True)
+        JobSubmitted(
+            id="job",
+            command=a_command(),
+            request=request,
+            retries=retries,
+            estimate=an_estimate(*limits_gb),
+            restartable=True,
+        )
     )
 
 
@@ -136,7 +145,7 @@ def test_a_bigger_limit_that_nobody_can_ever_lend_ends_the_job_with_the_reason()
 
 def test_a_quota_ends_it_with_the_reason_too():
     scenario = a_scenario()
-    scenario.handle(PolicySet(SchedulingPolicy(quotas=(Quota("ada", memory_bytes=3 * GB),))))
+    scenario.handle(PolicySet(SchedulingPolicy(quotas=(Quota(name="ada", memory_bytes=3 * GB),))))
     submit(scenario, 2, 4)
     job = over(run_over(scenario))
     assert "it cannot be run again with more: quota of ada: at most 3.0 GB, 4.0 asked" in job.outcome.detail
@@ -150,7 +159,7 @@ def test_an_estimate_beyond_every_node_gets_the_most_that_there_is():
 
 def test_an_estimate_beyond_the_quota_gives_no_limit():
     scenario = a_scenario()
-    scenario.handle(PolicySet(SchedulingPolicy(quotas=(Quota("ada", memory_bytes=3 * GB),))))
+    scenario.handle(PolicySet(SchedulingPolicy(quotas=(Quota(name="ada", memory_bytes=3 * GB),))))
     submit(scenario, 8, 16)
     assert scenario.job("j1").attempt.memory_limit_bytes == 0
     assert over(run_over(scenario)).outcome == OVER
@@ -208,7 +217,7 @@ def test_caps_and_required_nodes_count_for_the_most_that_there_is():
 
 
 def test_rows_without_an_estimate_are_what_they_were():
-    job = Job("j1", "job", a_command(), a_request("j1", cores=1), 1)
+    job = Job(uid="j1", id="job", command=a_command(), request=a_request("j1", cores=1), submitted_at_ms=1)
     assert (job.given_limit_bytes, job.sized_request) == (0, job.request)
     sized = replace(job, estimate=an_estimate(1))
     assert sized.sized_request.ask.memory_bytes == GB
@@ -217,7 +226,15 @@ def test_rows_without_an_estimate_are_what_they_were():
 def reported(scenario: Scenario, outcome: Outcome, *, left: bool = True, number: int = 0) -> list[Job]:
     """The agent reports the end of an attempt of j1; the job as that has changed it."""
     attempt = scenario.job("j1").attempts[-1] if not number else scenario.job("j1").attempts[number - 1]
-    event = AttemptEnded("j1", attempt.number, attempt.fence, outcome, (attempt.node,), pid=4242, has_checkpoint=left)
+    event = AttemptEnded(
+        uid="j1",
+        number=attempt.number,
+        fence=attempt.fence,
+        outcome=outcome,
+        nodes=(attempt.node,),
+        pid=4242,
+        has_checkpoint=left,
+    )
     return [row for row in scenario.handle(event).changes if isinstance(row, Job)]
 
 
@@ -232,7 +249,11 @@ def a_displaced_job(scenario: Scenario, *, left: bool = True, retries: int = 3) 
 
 def shipped(scenario: Scenario, manifest: str = "m1", number: int = 1, problem: str = "") -> bool:
     """Whether the news changed anything."""
-    return bool(scenario.handle(CheckpointShipped("j1", number, manifest, problem, 3, 42)).changes)
+    return bool(
+        scenario.handle(
+            CheckpointShipped(uid="j1", number=number, manifest=manifest, problem=problem, files=3, bytes=42)
+        ).changes
+    )
 
 
 def starts(scenario: Scenario) -> list[str]:
@@ -245,7 +266,7 @@ def test_the_next_attempt_waits_until_what_the_last_one_left_is_here(new_scenari
     assert starts(scenario) == []
     (effect,) = checkpoint_effects(scenario.ledger)
     assert (effect.job.uid, effect.attempt.number) == ("j1", 1)
-    done = scenario.handle(CheckpointShipped("j1", 1, "m1", "", 3, 42))
+    done = scenario.handle(CheckpointShipped(uid="j1", number=1, manifest="m1", problem="", files=3, bytes=42))
     assert [effect.job.checkpoint for effect in attempt_effects(scenario.ledger, done.changes)] == ["m1"]
     job = scenario.job("j1")
     assert (job.checkpoint_attempt, job.checkpoint_files, job.checkpoint_bytes) == (1, 3, 42)
@@ -271,7 +292,7 @@ def test_news_of_another_attempt_or_of_no_job_or_said_twice_changes_nothing(new_
     assert shipped(scenario)
     assert not shipped(scenario, "m2")
     assert starts(scenario) == ["m1"]
-    assert not scenario.handle(CheckpointShipped("nobody", 1, "m1")).changes
+    assert not scenario.handle(CheckpointShipped(uid="nobody", number=1, manifest="m1")).changes
 
 
 def test_an_attempt_that_left_nothing_is_not_waited_for_and_nothing_older_comes_back(new_scenario):
@@ -303,7 +324,9 @@ def test_an_attempt_that_never_ran_changes_nothing(new_scenario):
     scenario = a_displaced_job(new_scenario())
     assert shipped(scenario)
     attempt = scenario.job("j1").attempt
-    refused = AttemptEnded("j1", attempt.number, attempt.fence, Outcome(Ending.PREEMPTED), (attempt.node,))
+    refused = AttemptEnded(
+        uid="j1", number=attempt.number, fence=attempt.fence, outcome=Outcome(Ending.PREEMPTED), nodes=(attempt.node,)
+    )
     scenario.handle(refused)
     scenario.advance(60)
     assert starts(scenario) == ["m1"]
@@ -323,7 +346,9 @@ def test_a_job_that_is_cancelled_while_it_waits_needs_nothing(new_scenario):
     scenario.cancel("j1")
     attempt = scenario.job("j1").attempt
     never = Outcome(Ending.NEVER_STARTED, detail="not known here")
-    scenario.handle(AttemptEnded("j1", attempt.number, attempt.fence, never, (attempt.node,)))
+    scenario.handle(
+        AttemptEnded(uid="j1", number=attempt.number, fence=attempt.fence, outcome=never, nodes=(attempt.node,))
+    )
     assert "j1" not in scenario.ledger.jobs
     assert checkpoint_effects(scenario.ledger) == []
 
@@ -343,14 +368,18 @@ def test_a_new_place_that_is_taken_back_before_it_started_keeps_it(new_scenario)
     scenario.handle(LeaseReclaimed(scenario.job("j1").lease_id, "the owner"))
     attempt = scenario.job("j1").attempt
     never = Outcome(Ending.NEVER_STARTED, detail="not known here")
-    scenario.handle(AttemptEnded("j1", attempt.number, attempt.fence, never, (attempt.node,)))
+    scenario.handle(
+        AttemptEnded(uid="j1", number=attempt.number, fence=attempt.fence, outcome=never, nodes=(attempt.node,))
+    )
     scenario.advance(60)
     assert scenario.job("j1").checkpoint_from == 1
 
 
 def test_an_agent_that_comes_anew_may_start_what_waited_for_its_checkpoint(new_scenario):
     scenario = a_displaced_job(new_scenario(a_node("gpu1", cores=4, hold_s=60)))
-    scenario.handle(AttemptsListed("gpu1", (), boot="another", machine="another", ordered_since_ms=scenario.now))
+    scenario.handle(
+        AttemptsListed(node="gpu1", attempts=(), boot="another", machine="another", ordered_since_ms=scenario.now)
+    )
     assert shipped(scenario)
     assert starts(scenario) == ["m1"]
 
@@ -367,7 +396,7 @@ def lost_and_waiting(scenario: Scenario) -> Scenario:
 def test_the_late_end_of_a_lost_attempt_brings_its_checkpoint_while_the_job_waits(new_scenario):
     scenario = lost_and_waiting(new_scenario(a_node("gpu1", cores=1, hold_s=60)))
     assert reported(scenario, Outcome(Ending.LOST))[0].checkpoint_from == 1
-    scenario.handle(AttemptsListed("gpu1", (), boot="boot", machine="dir"))
+    scenario.handle(AttemptsListed(node="gpu1", attempts=(), boot="boot", machine="dir"))
     scenario.heartbeat("gpu1")
     scenario.advance(2)
     assert scenario.job("j1").state is JobState.ASSIGNED
@@ -388,6 +417,8 @@ def test_the_late_end_of_a_lost_attempt_counts_no_more_when_the_next_one_has_its
 def test_nobody_brings_the_checkpoint_of_another_nodes_attempt(new_scenario):
     scenario = lost_and_waiting(new_scenario(a_node("gpu1", cores=1, hold_s=60)))
     attempt = scenario.job("j1").attempts[-1]
-    lie = AttemptEnded("j1", 1, attempt.fence, Outcome(Ending.LOST), ("gpu2",), has_checkpoint=True)
+    lie = AttemptEnded(
+        uid="j1", number=1, fence=attempt.fence, outcome=Outcome(Ending.LOST), nodes=("gpu2",), has_checkpoint=True
+    )
     scenario.handle(lie)
     assert checkpoint_effects(scenario.ledger) == []

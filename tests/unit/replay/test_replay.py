@@ -39,14 +39,16 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def machine(name: str = "m1", cores: float = 4, **kwargs) -> Node:
-    return Node(name, capacity=Capacity(round(1000 * cores), 64 * GB), **kwargs)
+    return Node(name=name, capacity=Capacity(round(1000 * cores), 64 * GB), **kwargs)
 
 
 def job(at_s: float, run_s: float, cores: float = 4, *, uid: str = "", user: str = "ada", **kwargs) -> LoggedJob:
     wait_ms = kwargs.pop("wait_ms", PATIENT_MS)
     is_job, retries = kwargs.pop("is_job", True), kwargs.pop("retries", 0)
-    request = Request(uid or f"j{at_s:g}", user, Amounts(round(1000 * cores)), wait_ms=wait_ms, **kwargs)
-    return LoggedJob(round(1000 * at_s), request, round(1000 * run_s), retries, is_job)
+    request = Request(id=uid or f"j{at_s:g}", user=user, ask=Amounts(round(1000 * cores)), wait_ms=wait_ms, **kwargs)
+    return LoggedJob(
+        at_ms=round(1000 * at_s), request=request, run_ms=round(1000 * run_s), retries=retries, is_job=is_job
+    )
 
 
 def replayed(
@@ -80,7 +82,7 @@ def test_impossible_request_is_refused_and_a_long_wait_gives_up() -> None:
 
 def test_a_request_beyond_its_quota_is_left_waiting_and_the_replay_ends() -> None:
     held = job(0, 10, uid="held", is_job=False, user="bob", duration_ms=0)
-    quota = SchedulingPolicy(quotas=(Quota("ada", cpu_milli=1000),))
+    quota = SchedulingPolicy(quotas=(Quota(name="ada", cpu_milli=1000),))
     table = replayed([held, job(1, 1)], [machine(cores=8)], quota)
     assert table.finished == 1
     assert table.waiting + table.refused == 1
@@ -101,7 +103,7 @@ def test_request_behind_a_plain_lease_waits_for_its_end() -> None:
 
 
 def test_request_beyond_its_quota_gives_up_and_owners_do_not_prolong_a_replay() -> None:
-    quota = SchedulingPolicy(quotas=(Quota("bob", leases=0),))
+    quota = SchedulingPolicy(quotas=(Quota(name="bob", leases=0),))
     owners = [owner_presences(1, "m1", per_day=24, lasts_ms=3_600_000, begin_ms=BEGIN_MS)]
     table = replayed([job(0, 10, user="bob", wait_ms=86_400_000), job(1, 10, user="bob")], None, quota, owners=owners)
     assert (table.gave_up + table.refused, table.waiting) in ((1, 1), (2, 0))
@@ -294,11 +296,11 @@ def test_the_chart_is_an_svg_with_a_line_for_each_policy_in_each_panel() -> None
 
 
 def test_gpus_get_a_panel_of_their_own_and_nothing_at_all_can_be_drawn() -> None:
-    node = Node("m1", capacity=Capacity(4000, GB))
+    node = Node(name="m1", capacity=Capacity(4000, GB))
     texts, lines = drawn([("none", ReplayStatistics([node.lendable]))])
     assert (len(lines), "GPU in use" in texts) == (2, False)
     assert {*lines[0][1]} == {TOP + PANEL}
-    with_gpu = Node("m1", capacity=Capacity(4000, GB, (GpuDevice(0),)))
+    with_gpu = Node(name="m1", capacity=Capacity(4000, GB, (GpuDevice(0),)))
     texts, lines = drawn([("one", Replay([job(0, 1)], [with_gpu], SchedulingPolicy()).run())])
     assert (len(lines), "GPU in use" in texts) == (3, True)
 

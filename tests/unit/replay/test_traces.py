@@ -65,7 +65,7 @@ def test_swf_is_jobs_in_the_order_they_came_on_as_many_cores_as_the_header_says(
     second, first = trace.work
     assert (second.at_ms, first.at_ms) == (90_000, 100_000)
     assert first.request == Request(
-        "job11", "user153", Amounts(2000), wait_ms=PATIENT_MS, team="group75", expects_ms=28_800_000
+        id="job11", user="user153", ask=Amounts(2000), wait_ms=PATIENT_MS, team="group75", expects_ms=28_800_000
     )
     assert (first.run_ms, second.run_ms) == (28_826_000, 60_000)
     assert (second.request.ask.cpu_milli, second.request.expects_ms, second.request.team) == (16_000, 0, "")
@@ -190,10 +190,10 @@ def log() -> str:
     if scenario.job("r1").attempt is None:
         records.extend((scenario.now, record) for record in scenario.heartbeat("gpu1").records)
     attempt = scenario.job("r1").attempt
-    handle(AttemptStarted("r1", 1, attempt.fence, 7))
+    handle(AttemptStarted(uid="r1", number=1, fence=attempt.fence, pid=7))
     for _ in range(8):
         records.extend((scenario.now, record) for record in scenario.advance(5).records)
-    handle(AttemptEnded("r1", 1, attempt.fence, an_exit()))
+    handle(AttemptEnded(uid="r1", number=1, fence=attempt.fence, outcome=an_exit()))
     return as_lines(records)
 
 

@@ -34,7 +34,13 @@ BEAT_MS = 30_000
 HOUR_MS = 3_600_000
 CORES, MEMORY_GB = 16, 64
 LIMITS = thresholds(cpu_busy_max=0.3, memory_used_max=0.5)
-RULES = OwnerRules(300, 500, 2 * GB, 500, 2 * GB)
+RULES = OwnerRules(
+    cpu_busy_max_milli=300,
+    memory_used_max_milli=500,
+    memory_min_bytes=2 * GB,
+    gpu_busy_max_milli=500,
+    gpu_memory_min_bytes=2 * GB,
+)
 
 
 def visitors(dice: Random) -> Iterator[tuple[float, float]]:
@@ -115,11 +121,16 @@ class Day:
                 self._submit()
 
     def _beat(self, name: str, cpu: float, memory: float) -> None:
-        usage = Usage(round(1000 * cpu), round(1000 * cpu), outside := round(memory * MEMORY_GB * GB), outside)
+        usage = Usage(
+            cpu_busy_milli=round(1000 * cpu),
+            cpu_outside_milli=round(1000 * cpu),
+            memory_bytes=(outside := round(memory * MEMORY_GB * GB)),
+            memory_outside_bytes=outside,
+        )
         running = [lease for lease in self.ledger.leases_of(name) if not lease.awaits]
         look = _look(running, cpu, usage.memory_outside_bytes, self.now)
         self._guards[name], actions = yield_policy.decide(self._guards[name], look, RULES, self.now)
-        self._handle(HeartbeatReceived(name, usage, yields=self._guards[name].yields))
+        self._handle(HeartbeatReceived(name=name, usage=usage, yields=self._guards[name].yields))
         for action in actions:
             if isinstance(action, Evict):
                 self._over(self.ledger.leases[action.attempt_id], Outcome(Ending.RECLAIMED, detail=action.why))
@@ -135,7 +146,7 @@ class Day:
             strategy=dice.choice((Strategy.SPREAD, Strategy.BEST_FIT, Strategy.LOAD_BALANCED)),
             expects_ms=60_000 * dice.choice((5, 10, 20, 40, 80, 160)),
         )
-        self._handle(JobSubmitted(f"j{self._asked}", Command(("work",)), request))
+        self._handle(JobSubmitted(id=f"j{self._asked}", command=Command(("work",)), request=request))
 
     def _end_what_is_done(self) -> None:
         for lease in list(self.ledger.leases.values()):
@@ -144,7 +155,7 @@ class Day:
 
     def _over(self, lease: Lease, outcome: Outcome) -> None:
         attempt = self.ledger.jobs[lease.job].attempts[-1]
-        self._handle(AttemptEnded(lease.job, attempt.number, attempt.fence, outcome))
+        self._handle(AttemptEnded(uid=lease.job, number=attempt.number, fence=attempt.fence, outcome=outcome))
 
     def _handle(self, event: object) -> None:
         stepped: StepResult = step(self.ledger, event, self.now)  # type: ignore[arg-type]
@@ -152,7 +163,7 @@ class Day:
             if record.type == "granted":
                 self._granted[record.data["allocation_id"]] = (record.data["choice"], self.now)
                 attempt = self.ledger.jobs[record.subject].attempts[-1]
-                self._handle(AttemptStarted(record.subject, attempt.number, attempt.fence, 7))
+                self._handle(AttemptStarted(uid=record.subject, number=attempt.number, fence=attempt.fence, pid=7))
         for row in stepped.changes:
             if isinstance(row, Lease) and row.is_over and row.id in self._granted:
                 choice, _ = self._granted.pop(row.id)

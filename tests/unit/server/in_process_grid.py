@@ -81,7 +81,7 @@ class InProcessGrid:
         await self.grid.start()
         for node in nodes:
             await self.grid.handle(NodeDeclared(node))
-            await self.grid.handle(HeartbeatReceived(node.name, Usage()))
+            await self.grid.handle(HeartbeatReceived(name=node.name, usage=Usage()))
         return self
 
     async def run(self, scenario: Callable[[Any], Awaitable[None]]) -> None:
@@ -98,7 +98,7 @@ class InProcessGrid:
         """Time passes, and every node is heard at its end."""
         self.clock.ms += round(1000 * seconds)
         for name in await self.grid.read(lambda ledger, now: list(ledger.nodes)):
-            await self.grid.handle(HeartbeatReceived(name, Usage()))
+            await self.grid.handle(HeartbeatReceived(name=name, usage=Usage()))
         await self.grid.handle(TimePassed())
 
     async def submit(self, request_id: str, user: str = "ann", **fields: Any) -> JobDetail:
@@ -112,14 +112,14 @@ class InProcessGrid:
     async def starts(self, uid: str) -> None:
         """The agent runs the current attempt."""
         number, fence = await self._attempt(uid)
-        await self.grid.handle(AttemptStarted(uid, number, fence, 4242))
+        await self.grid.handle(AttemptStarted(uid=uid, number=number, fence=fence, pid=4242))
 
     async def ends(self, uid: str, ending: Ending = Ending.EXITED, detail: str = "", **used: Any) -> None:
         """The agent proves the current attempt over, and says what it used."""
         number, fence = await self._attempt(uid)
         code = 0 if ending is Ending.EXITED else None
         outcome = replace(Outcome(ending, exit_code=code, detail=detail), **used)
-        await self.grid.handle(AttemptEnded(uid, number, fence, outcome))
+        await self.grid.handle(AttemptEnded(uid=uid, number=number, fence=fence, outcome=outcome))
 
     async def _attempt(self, uid: str) -> tuple[int, int]:
         job = await self.grid.read(lambda ledger, now: ledger.jobs[uid])

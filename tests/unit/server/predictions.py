@@ -36,11 +36,11 @@ async def learn_runs(
     for number, memory in enumerate(memory_mb):
         prediction.record(
             TaskRun(
-                f"known-{number}-{memory}",
-                1,
-                user,
-                shape.key,
-                shape.features,
+                task_id=f"known-{number}-{memory}",
+                attempt=1,
+                user=user,
+                key=shape.key,
+                features=shape.features,
                 input_bytes=input_bytes,
                 memory_bytes=memory * MB,
                 cpu_ms=run_ms,

@@ -119,7 +119,7 @@ def test_a_file_that_others_may_write_to_is_refused_until_it_is_named(select: Se
 
 def store_with(request: Request) -> InMemoryStore:
     """A store in which a lease is alive."""
-    store, lease = InMemoryStore(), Lease(request.id, request, 1)
+    store, lease = InMemoryStore(), Lease(id=request.id, request=request, asked_at_ms=1)
     store.commit(Batch([LiveRow(lease.kind, lease.id, encode_row(lease))]))
     return store
 

@@ -93,7 +93,14 @@ class Shipping:
         job = await self.job(uid)
         attempt = job.attempts[-1]
         outcome = Outcome(Ending.PREEMPTED)
-        event = AttemptEnded(uid, attempt.number, attempt.fence, outcome, (attempt.node,), has_checkpoint=True)
+        event = AttemptEnded(
+            uid=uid,
+            number=attempt.number,
+            fence=attempt.fence,
+            outcome=outcome,
+            nodes=(attempt.node,),
+            has_checkpoint=True,
+        )
         await self.grid.handle(event)
 
     async def job(self, uid: str) -> Job:
@@ -220,7 +227,7 @@ def test_a_lying_agent_leads_nowhere(with_shipping, lie: ManifestEntry) -> None:
     async def scenario(shipping: Shipping) -> None:
         fill(await shipping.displaced("j1"))
         (files,) = encode_listing_pages([lie], 10_000)
-        shipping.agent.lie = lambda listing: wire.FileListing(listing.stream, files)
+        shipping.agent.lie = lambda listing: wire.FileListing(stream=listing.stream, files=files)
         await shipping.over("j1")
         assert (await shipping.settled("j1")).checkpoint_problem
         assert shipping.stored() == 0

@@ -56,8 +56,10 @@ async def refusal(
 
 async def fetch(home: Home, name: str, patterns: tuple[str, ...], files: int) -> None:
     job = await find_job(home.grid.grid, name)
-    delivered = DeliveredFiles("/home/ann", files, files)
-    await home.grid.handle(FilesFetched(job.uid, job.id, "ann", NODE, patterns, delivered))
+    delivered = DeliveredFiles(directory="/home/ann", files=files, bytes=files)
+    await home.grid.handle(
+        FilesFetched(job=job.uid, job_id=job.id, user="ann", node=NODE, patterns=patterns, delivered=delivered)
+    )
 
 
 def test_results_that_were_never_fetched_are_named_the_newest_first(at_home: Run) -> None:
@@ -102,7 +104,7 @@ def test_an_ordered_delivery_counts_when_it_is_done(at_home: Run) -> None:
             home.agent.ran(attempt.lease_id, model=b"weights")
         assert home.grid.grid.ledger.deliveries["r1"].order == FetchOrder(("**",), "/home/ann")
         assert len((await refusal(home)).results) == 2, "they are still on their way"
-        await home.grid.handle(FilesDelivered("r1", DeliveredFiles("/home/ann", 1, 7)))
+        await home.grid.handle(FilesDelivered("r1", DeliveredFiles(directory="/home/ann", files=1, bytes=7)))
         await home.grid.handle(FilesUndeliverable("r2", "no room"))
         assert [result.job_id for result in (await refusal(home)).results] == ["job-r2"]
 

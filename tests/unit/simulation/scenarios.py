@@ -23,7 +23,7 @@ def a_scenario(
 ) -> Scenario:
     """Two far machines of four cores; `ash` is the one that has bad luck."""
     nodes = tuple(
-        Node(name, capacity=Capacity(4000, 16 * GB), host="far", hold_ms=round(1000 * hold_s), wanted=True)
+        Node(name=name, capacity=Capacity(4000, 16 * GB), host="far", hold_ms=round(1000 * hold_s), wanted=True)
         for name in ("ash", "birch")
     )
     quiet = max([80_000, *(fault.at_ms + fault.lasts_ms for fault in faults)])
@@ -35,8 +35,10 @@ def a_job(
 ) -> UserRequest:
     """Somebody submits a job of one core for one of the machines; an empty name is any of them."""
     command = ScriptedJob(round(1000 * run_s), **work).command(grace_ms=round(1000 * grace_s))
-    request = Request(uid, "ada", Amounts(1000), wait_ms=PATIENT_MS, require=(on,) if on else ())
-    return UserRequest(round(1000 * at_s), JobSubmitted(f"{uid}-name", command, request, retries))
+    request = Request(id=uid, user="ada", ask=Amounts(1000), wait_ms=PATIENT_MS, require=(on,) if on else ())
+    return UserRequest(
+        round(1000 * at_s), JobSubmitted(id=f"{uid}-name", command=command, request=request, retries=retries)
+    )
 
 
 def a_cancel(at_s: float, uid: str = "job") -> UserRequest:

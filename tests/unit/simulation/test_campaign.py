@@ -64,7 +64,7 @@ def test_a_campaign_says_what_it_has_seen() -> None:
 class Forgetful(Machine):
     """Has what was ordered to stop run on."""
 
-    def stop(self, run: SimulatedProcess, kind: str, detail: str, grace_ms: int) -> None:
+    def stop(self, run: SimulatedProcess, outcome: Outcome, grace_ms: int) -> None:
         """Look away."""
 
 

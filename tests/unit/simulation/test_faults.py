@@ -49,21 +49,29 @@ from tests.simulation.world import BEGIN_MS, World
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
 MESSAGES: list[FromAgent] = [
-    AgentHello(PROTOCOL, "1", "ash", ("job1.1",), ReportedCapacity.of(Capacity(4000, 1 << 34)), 3, "boot"),
+    AgentHello(
+        protocol=PROTOCOL,
+        version="1",
+        node="ash",
+        attempts=("job1.1",),
+        capacity=ReportedCapacity.of(Capacity(4000, 1 << 34)),
+        epoch=3,
+        boot="boot",
+    ),
     Heartbeat(
-        "ash",
-        Usage(),
-        5_000,
-        2,
+        node="ash",
+        usage=Usage(),
+        beat=5_000,
+        generation=2,
         marks=(CheckpointAge("job1.1", 9, 100),),
         capacity=ReportedCapacity.of(Capacity(4000, 1 << 34)),
         end=AnnouncedEnd("spot notice", 120_000),
         clock_jump=PendingClockJump(3_600_000, 60_000),
         outgrown=(HeldMemory("job1.1", 9, 1 << 30),),
     ),
-    AttemptStartedReport(1, "job1.1", 9, 123, (0, 1)),
+    AttemptStartedReport(seq=1, lease_id="job1.1", fence=9, pid=123, cores=(0, 1)),
     AttemptPausedReport(2, "job1.1", 9, True, "why"),
-    AttemptEndedReport(3, "job1.1", 9, Outcome(Ending.EXITED, exit_code=0)),
+    AttemptEndedReport(seq=3, lease_id="job1.1", fence=9, outcome=Outcome(Ending.EXITED, exit_code=0)),
 ]
 
 
@@ -163,7 +171,9 @@ def test_a_link_keeps_the_order_of_its_messages() -> None:
 def test_a_scrambled_link_keeps_the_order_of_one_lease_only() -> None:
     queue, network, link, ends = a_link()
     network.routes["ash"].max_delay_ms, network.routes["ash"].scrambled = 5_000, True
-    sent = [AttemptStartedReport(number, f"job.{number % 3}", 1, 7, ()) for number in range(60)]
+    sent = [
+        AttemptStartedReport(seq=number, lease_id=f"job.{number % 3}", fence=1, pid=7, cores=()) for number in range(60)
+    ]
     for message in sent:
         link.send_up(message)
     pass_time(queue)
@@ -178,8 +188,8 @@ def test_a_blocked_direction_delivers_late_and_the_other_one_does_not_care() -> 
     queue, network, link, ends = a_link()
     network.block("ash", UP)
     assert not network.routes["ash"].is_open
-    link.send_up(AttemptStartedReport(1, "job.1", 1, 7, ()))
-    link.send(HeartbeatReply(1, 2))
+    link.send_up(AttemptStartedReport(seq=1, lease_id="job.1", fence=1, pid=7, cores=()))
+    link.send(HeartbeatReply(beat=1, hold_ms=2))
     pass_time(queue, 5_000)
     assert (ends.up, len(ends.down)) == ([], 1)
     network.unblock("ash", UP)
@@ -215,7 +225,7 @@ def test_a_repeating_route_delivers_some_messages_twice() -> None:
 def test_what_a_side_said_that_has_left_arrives_late_or_never(seed: int) -> None:
     queue, network, link, ends = a_link(seed)
     network.block("ash", UP)
-    link.send_up(AttemptStartedReport(1, "job.1", 1, 7, ()))
+    link.send_up(AttemptStartedReport(seq=1, lease_id="job.1", fence=1, pid=7, cores=()))
     link.hang_up()
     network.unblock("ash", UP)
     pass_time(queue)
@@ -246,7 +256,7 @@ class Nobody:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_clock_since_boot_is_its_own_and_its_moments_come_when_it_says(seed: int) -> None:
     queue = EventQueue(1_000_000)
-    machine = Machine(Node("ash", capacity=Capacity(1000)), queue, Random(seed), Nobody())
+    machine = Machine(Node(name="ash", capacity=Capacity(1000)), queue, Random(seed), Nobody())
     start = machine.boot_ms
     for ahead in (1, 999, 60_000, 86_400_000):
         moment = machine.moment(start + ahead)
@@ -260,7 +270,7 @@ def test_a_clock_since_boot_is_its_own_and_its_moments_come_when_it_says(seed: i
 
 def test_a_skewed_clock_runs_as_much_slower_as_was_said_and_as_usual_afterwards() -> None:
     queue = EventQueue(1_000_000)
-    machine = Machine(Node("ash", capacity=Capacity(1000)), queue, Random(1), Nobody())
+    machine = Machine(Node(name="ash", capacity=Capacity(1000)), queue, Random(1), Nobody())
 
     def ran(much: float) -> int:
         before = machine.boot_ms

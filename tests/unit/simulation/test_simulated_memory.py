@@ -19,7 +19,9 @@ from tests.unit.simulation.scenarios import GB, a_fault, a_scenario
 def a_block(
     at_s: float, *, copies: int = 1, term_s: float = 60, prefer: str = "ash", home: str = "birch"
 ) -> UserRequest:
-    asked = BlockAsked("block", "ada", GB, round(1000 * term_s), copies=copies, prefer=prefer, home=home)
+    asked = BlockAsked(
+        id="block", user="ada", size_bytes=GB, term_ms=round(1000 * term_s), copies=copies, prefer=prefer, home=home
+    )
     return UserRequest(round(1000 * at_s), asked)
 
 

@@ -239,11 +239,11 @@ def _run_of(user: str, key: str, row: Sequence[Any]) -> TaskRun:
     values = struct.unpack(f"<{len(features) // 8}d", features)
     input_bytes, memory_bytes, cpu_ms, run_ms, gpu_memory_bytes, ended_at_ms = numbers
     return TaskRun(
-        task.partition("/")[2],
-        attempt,
-        user,
-        key,
-        values,
+        task_id=task.partition("/")[2],
+        attempt=attempt,
+        user=user,
+        key=key,
+        features=values,
         input_bytes=input_bytes,
         memory_bytes=memory_bytes,
         cpu_ms=cpu_ms,

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -16,35 +16,30 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Cgroup, group_name
 from distributed_grid.agent.limits.process_tree import Exempt, GridProcesses, TreeMeter
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS
+from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Ending, Outcome
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.posix.private_files import remove_file
 
 EMPTY_SCANS = 4  # in a row, before nothing counts as left
 TREE_OVERDUE_MS, SHIM_OVERDUE_MS = 2_000, 10_000  # after the grace, before the host kills tree and shim itself
-ExitKind = Literal[
-    "exited",
-    "signalled",
-    "cancelled",
-    "preempted",
-    "reclaimed",
-    "over_limit",
-    "over_disk_limit",
-    "timed_out",
-    "hold_expired",
-    "expired",
-    "lost",
-    "never_started",
-    "start_expired",
-    "no_room",
-]
-
 ProcessNumber = Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
 Ticks = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 CoreNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 T = TypeVar("T")
-FAILED_STARTS: frozenset[ExitKind] = frozenset({"start_expired", "no_room"})
-"""Attempts that never started because of their node: it was too slow, or its disk is full."""
-STOP_KINDS = frozenset(get_args(ExitKind)) - {"exited", "signalled", "never_started"} - FAILED_STARTS
+STOP_ENDINGS = frozenset(
+    {
+        *(Ending.CANCELLED, Ending.PREEMPTED, Ending.RECLAIMED, Ending.OVER_LIMIT, Ending.TIMED_OUT),
+        *(Ending.EXPIRED, Ending.LOST),
+    }
+)
+"""Endings by a stop."""
+EARLIER_WORDS: dict[object, dict[str, object]] = {
+    "hold_expired": {"ending": "lost"},
+    "over_disk_limit": {"ending": "over_limit", "is_disk_overrun": True},
+    "start_expired": {"ending": "never_started", "node_fault": True},
+    "no_room": {"ending": "never_started", "node_fault": True},
+}
+"""Fields of an `Outcome` for the `kind` in records of earlier versions."""
 
 
 class AttemptSpec(msgspec.Struct, frozen=True):
@@ -102,13 +97,7 @@ class AttemptExit(msgspec.Struct, frozen=True, tag=True):
 
     attempt_id: str
     fence: int
-    kind: ExitKind
-    exit_code: int | None = None
-    signal: int | None = None
-    detail: str = ""
-    cpu_ms: int = 0
-    max_memory_bytes: int = 0
-    wall_ms: int = 0
+    outcome: Outcome
     node: str = ""
 
 
@@ -139,22 +128,6 @@ class StartRecord(msgspec.Struct, frozen=True):
     cores: tuple[CoreNumber, ...] = ()
 
 
-class ExitRecord(msgspec.Struct, frozen=True):
-    """End of an attempt, written by its shim or its host."""
-
-    kind: ExitKind
-    exit_code: int | None = None
-    signal: int | None = None
-    detail: str = ""
-    cpu_ms: int = 0
-    max_memory_bytes: int = 0
-    wall_ms: int = 0
-
-    def report(self, attempt_id: str, fence: int) -> AttemptExit:
-        content = msgspec.structs.asdict(self) | {"detail": self.detail.encode("utf-8", "replace").decode()}
-        return AttemptExit(attempt_id=attempt_id, fence=fence, **content)
-
-
 class FenceRecord(msgspec.Struct, frozen=True):
     """A fence newer than the one in the spec."""
 
@@ -174,25 +147,28 @@ class ShimReport(msgspec.Struct, frozen=True):
     """A line on the channel of a shim: one of the two."""
 
     started: StartRecord | None = None
-    ended: ExitRecord | None = None
+    ended: dict[str, Any] | None = None  # an `Outcome`
 
 
 class StopRequest(msgspec.Struct):
     """Reason to stop an attempt, and time of its kill; `recorded` once that is in its directory."""
 
-    kind: ExitKind
+    ending: Ending
     detail: str
     kill_at_boot_ms: int
+    is_disk_overrun: bool = False
     recorded: bool = False
 
     @property
-    def record(self) -> ExitRecord:
-        """Record of an end by this stop that no shim has written."""
-        return ExitRecord(self.kind, detail=self.detail)
+    def outcome(self) -> Outcome:
+        """Outcome by this stop, where no shim has recorded one."""
+        return Outcome(self.ending, detail=self.detail, is_disk_overrun=self.is_disk_overrun)
 
     @property
     def content(self) -> dict[str, Any]:
-        return {"kind": self.kind, "detail": self.detail, "kill_at_boot_ms": self.kill_at_boot_ms}
+        content = msgspec.structs.asdict(self)
+        del content["recorded"]
+        return content
 
 
 class RunningAttempt:
@@ -245,17 +221,17 @@ class RunningAttempt:
         used = self.meter.read(self.shim, self.exempt, now_ms) if self.shim else (0, 0)
         return AttemptUsage(*used, self.spec.node)
 
-    def request_stop(self, kind: ExitKind, detail: str, kill_at_boot_ms: int) -> StopRequest:
-        """Request its stop. The first kind stays, and the earliest time to kill."""
+    def request_stop(self, request: StopRequest) -> StopRequest:
+        """Request its stop. The first ending stays, and the earliest time to kill."""
         if self.stop is None:
-            self.stop = StopRequest(kind, detail, kill_at_boot_ms)
-        elif kill_at_boot_ms < self.stop.kill_at_boot_ms:
-            self.stop.kill_at_boot_ms = kill_at_boot_ms
+            self.stop = request
+        elif request.kill_at_boot_ms < self.stop.kill_at_boot_ms:
+            self.stop.kill_at_boot_ms = request.kill_at_boot_ms
             self.stop.recorded = False
         return self.stop
 
     def signal_stop(self, now: int) -> None:
-        """Signal the shim to stop, with the kind; before the start of the command, the signal follows after it.
+        """Signal the shim to stop, with the ending; before the start of the command, the signal follows after it.
 
         A stopped shim is resumed. A tree that outlives its grace is killed from here, and after that a shim
         that does not conclude.
@@ -263,7 +239,7 @@ class RunningAttempt:
         if self.stop is None or self.shim is None:
             return
         overdue_ms = now - self.stop.kill_at_boot_ms
-        signums = [STOP_SIGNALS.get(self.stop.kind, STOP_SIGNALS["cancelled"])]
+        signums = [STOP_SIGNALS.get((self.stop.ending, self.stop.is_disk_overrun), STOP_SIGNALS["cancelled", False])]
         signums += [KILL_SIGNAL] if overdue_ms >= 0 else []
         is_there = all(
             process_tree.send_signal(self.shim, number) for number in (*signums, signal.SIGUSR1, signal.SIGCONT)
@@ -336,14 +312,30 @@ def read_fence(job: JobDir) -> int:
     return record.fence if record is not None and record.nonce == job.nonce() else 0
 
 
-def read_end(job: JobDir) -> ExitRecord | None:
-    return _convert(job.read_end(), ExitRecord)
+def read_end(job: JobDir) -> Outcome | None:
+    """Recorded end; None if there is no valid one."""
+    return outcome_of(job.read_end())
+
+
+def outcome_of(record: Any) -> Outcome | None:
+    """The outcome that a shim or host has recorded; None if it is damaged."""
+    record = _in_present_words(record)
+    if isinstance(record, dict) and isinstance(detail := record.get("detail"), str):
+        record |= {"detail": detail.encode("utf-8", "replace").decode()[:MAX_DETAIL_CHARS]}
+    return _convert(record, Outcome)
+
+
+def _in_present_words(record: Any) -> Any:
+    """A record with the `ending` of an earlier version's `kind`."""
+    if not isinstance(record, dict) or not isinstance(kind := record.get("kind"), str):
+        return record
+    return {**record, **EARLIER_WORDS.get(kind, {"ending": kind})}
 
 
 def read_stop(job: JobDir) -> StopRequest | None:
     """The recorded request to stop it, if there is one."""
     try:
-        request = msgspec.convert(job.read(job_dir.STOP), StopRequest)
+        request = msgspec.convert(_in_present_words(job.read(job_dir.STOP)), StopRequest)
     except msgspec.ValidationError:
         return None
     request.recorded = True
@@ -360,8 +352,8 @@ def read_exit(root: str, attempt_id: str) -> AttemptExit | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     if is_damaged:
-        return ExitRecord("lost", detail=DAMAGED).report(attempt_id, fence)
-    return record.report(attempt_id, max(fence, spec.fence)) if spec is not None and record is not None else None
+        return AttemptExit(attempt_id, fence, Outcome(Ending.LOST, detail=DAMAGED))
+    return AttemptExit(attempt_id, max(fence, spec.fence), record) if spec is not None and record is not None else None
 
 
 def read_shim(job: JobDir) -> ShimIdentity | None:
@@ -396,7 +388,7 @@ def may_have_run(job: JobDir) -> bool:
 async def kill_leftovers(attempt: RunningAttempt, job: JobDir) -> None:
     """Kill the processes that a dead shim left, control groups included; safe twice.
 
-    The files tell where to look, never which process to kill: a process is killed if the kernel shows it in the
+    The files say where to look, never which process to kill: a process is killed if the kernel shows it in the
     attempt's session or control group, if its environment names the attempt, if it was seen in the attempt's tree,
     or below those.
     """

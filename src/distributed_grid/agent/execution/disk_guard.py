@@ -33,6 +33,7 @@ from typing import Protocol
 
 from distributed_grid.agent.execution.cpu_control import RunningTree
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.scheduling.offers.pause import disk_reserve, is_disk_full
@@ -165,7 +166,15 @@ class MeasuredHost(Protocol):
     def running_trees(self) -> Iterable[RunningTree]:
         """Attempts with a running command."""
 
-    async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
+    async def stop_attempt(
+        self,
+        attempt_id: str,
+        *,
+        ending: Ending,
+        detail: str = "",
+        grace_ms: int | None = None,
+        is_disk_overrun: bool = False,
+    ) -> None:
         """Stop the whole tree; the first `kind` stays."""
 
 
@@ -284,7 +293,9 @@ class DiskGuard:
                 watched.reported_ms = now
                 self._pauses.pause_for_node(spec.attempt_id, watched.tree.fence, reason)
             elif now >= watched.paused_until and is_fresh:
-                await self._host.stop_attempt(spec.attempt_id, kind="over_disk_limit", detail=reason, grace_ms=0)
+                await self._host.stop_attempt(
+                    spec.attempt_id, ending=Ending.OVER_LIMIT, detail=reason, grace_ms=0, is_disk_overrun=True
+                )
         await self._check_disk()
         if any(watched.size.is_under_way for watched in self._watched.values()):
             return min(max(MIN_REST_MS, taken_ms * (FULL_REST if self._full_since else REST)), MAX_REST_MS)
@@ -347,7 +358,9 @@ class DiskGuard:
             f"{_gigabytes(written[attempt_id])}"
         )
         log.warning("%s is ended: %s", attempt_id, reason)
-        await self._host.stop_attempt(attempt_id, kind="over_disk_limit", detail=reason, grace_ms=0)
+        await self._host.stop_attempt(
+            attempt_id, ending=Ending.OVER_LIMIT, detail=reason, grace_ms=0, is_disk_overrun=True
+        )
         for other in running:
             other.count_anew()
 

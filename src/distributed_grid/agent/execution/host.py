@@ -18,28 +18,28 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from distributed_grid.agent.execution import cpu_control
 from distributed_grid.agent.execution.attempt import (
     DAMAGED,
-    STOP_KINDS,
+    STOP_ENDINGS,
     AttemptExit,
     AttemptLaunch,
     AttemptSpec,
     AttemptUsage,
-    ExitKind,
-    ExitRecord,
     RunningAttempt,
     ShimReport,
     StartRecord,
+    StopRequest,
     find_hold_key,
     kill_damaged,
     kill_leftovers,
     kill_without_record,
     may_have_run,
+    outcome_of,
     read_end,
     read_exit,
     read_shim,
@@ -48,12 +48,13 @@ from distributed_grid.agent.execution.attempt import (
     restore_state,
 )
 from distributed_grid.agent.execution.cpu_control import CoreAffinity, RunningTree
-from distributed_grid.agent.execution.launch import START_EXPIRED, failed_start_kind
+from distributed_grid.agent.execution.launch import START_EXPIRED, is_node_fault
 from distributed_grid.agent.execution.spawner_client import SpawnerClient, wait_until
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.files.job_signals import HoldDeadline
 from distributed_grid.agent.limits import process_tree
+from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.errors import BadInput, StaleFence
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.posix.private_files import remove_file
@@ -139,7 +140,7 @@ class AttemptHost:
             log.warning("the record of %s is damaged: its remains are killed", attempt_id)
             with JobDir(self.root, attempt_id) as job:
                 await kill_damaged(job, self.root, self._grid)
-            self._record_exit(attempt_id, ExitRecord("lost", detail=DAMAGED))
+            self._record_exit(attempt_id, Outcome(Ending.LOST, detail=DAMAGED))
             self.forget(attempt_id)
         cpu_control.clear_throttled(self.root)
 
@@ -178,7 +179,7 @@ class AttemptHost:
                 try:
                     with JobDir(self.root, spec.attempt_id) as job:
                         job.write(job_dir.FENCE, {"fence": spec.fence, "nonce": job.nonce()})
-                except OSError as error:  # a full disk: the repeated order tells the next agent
+                except OSError as error:  # a full disk: the next agent gets it with the repeated order
                     log.warning("the fence of %s could not be recorded: %s", spec.attempt_id, error.strerror)
                 if isinstance(known, AttemptExit):
                     known = msgspec.structs.replace(known, fence=spec.fence)
@@ -204,8 +205,8 @@ class AttemptHost:
                 job.write_spec(msgspec.to_builtins(spec) | record)
             attempt.recorded = True
         except OSError as error:
-            kind = cast("ExitKind", failed_start_kind(error))
-            self._finish(attempt, ExitRecord(kind, detail=f"could not be recorded: {error.strerror}"))
+            problem = f"could not be recorded: {error.strerror}"
+            self._finish(attempt, Outcome(Ending.NEVER_STARTED, detail=problem, node_fault=is_node_fault(error)))
             return
         if spec.start_by_boot_ms:
             self._start_watch(partial(self._expire_start, attempt))
@@ -229,8 +230,8 @@ class AttemptHost:
         while attempt.id in self._running and attempt.started is None:
             if attempt.is_start_expired and self._can_be_sealed(attempt):
                 log.warning("%s was not started in time", attempt.id)
-                expired = ExitRecord("start_expired", detail=START_EXPIRED)
-                self._seal(attempt, expired if attempt.stop is None else attempt.stop.record)
+                expired = Outcome(Ending.NEVER_STARTED, detail=START_EXPIRED, node_fault=True)
+                self._seal(attempt, expired if attempt.stop is None else attempt.stop.outcome)
                 return
             await asyncio.sleep(REPEAT_S)
 
@@ -251,10 +252,10 @@ class AttemptHost:
         except OSError:  # its directory cannot be read: nothing is certain
             return False
 
-    def _seal(self, attempt: RunningAttempt, record: ExitRecord) -> None:
+    def _seal(self, attempt: RunningAttempt, outcome: Outcome) -> None:
         """Record and report the end of an attempt that no shim can start any more."""
-        self._record_exit(attempt.id, record)
-        self._finish(attempt, record)
+        self._record_exit(attempt.id, outcome)
+        self._finish(attempt, outcome)
 
     async def _send_to_spawner(self, attempt: RunningAttempt) -> None:
         """Have a shim run it, which reports on the write end of a pipe."""
@@ -278,8 +279,8 @@ class AttemptHost:
                 continue
             if message.started is not None:
                 self._on_started(attempt, message.started)
-            if message.ended is not None:
-                self._finish(attempt, message.ended)
+            if message.ended is not None and (outcome := outcome_of(message.ended)) is not None:
+                self._finish(attempt, outcome)
         if not data and attempt.id in self._running:
             self._on_shim_exit(attempt)
 
@@ -352,7 +353,7 @@ class AttemptHost:
             await kill_without_record(attempt, self.root)
             detail = "its directory was removed; nothing of it is left"
             self._finish(
-                attempt, attempt.stop.record if attempt.stop is not None else ExitRecord("lost", detail=detail)
+                attempt, attempt.stop.outcome if attempt.stop is not None else Outcome(Ending.LOST, detail=detail)
             )
             return
         with job:
@@ -370,20 +371,20 @@ class AttemptHost:
                 self._record_exit(attempt.id, record)
         self._finish(attempt, record)
 
-    def _record_exit(self, attempt_id: str, record: ExitRecord) -> None:
+    def _record_exit(self, attempt_id: str, outcome: Outcome) -> None:
         """Record an end that no shim has written: now, or on a full disk when there is room."""
-        if not self._try_record_exit(attempt_id, record):
-            self._start_watch(partial(self._record_exit_later, attempt_id, record))
+        if not self._try_record_exit(attempt_id, outcome):
+            self._start_watch(partial(self._record_exit_later, attempt_id, outcome))
 
-    async def _record_exit_later(self, attempt_id: str, record: ExitRecord) -> None:
-        while not self._try_record_exit(attempt_id, record):
+    async def _record_exit_later(self, attempt_id: str, outcome: Outcome) -> None:
+        while not self._try_record_exit(attempt_id, outcome):
             await asyncio.sleep(REPEAT_S)
 
-    def _try_record_exit(self, attempt_id: str, record: ExitRecord) -> bool:
+    def _try_record_exit(self, attempt_id: str, outcome: Outcome) -> bool:
         """False without room on the disk; a missing directory needs no record."""
         try:
             with JobDir(self.root, attempt_id) as job:
-                job.write_exit(msgspec.to_builtins(record))
+                job.write_exit(msgspec.to_builtins(outcome))
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
@@ -391,19 +392,19 @@ class AttemptHost:
             return False
         return True
 
-    def _finish(self, attempt: RunningAttempt, record: ExitRecord) -> None:
+    def _finish(self, attempt: RunningAttempt, outcome: Outcome) -> None:
         """Free its cores and report its end. Whatever fails on the way, the end is reported."""
         if self._running.pop(attempt.id, None) is None:
             return
-        ended = msgspec.structs.replace(record.report(attempt.id, attempt.fence), node=attempt.spec.node)
-        if attempt.stop is not None and ended.kind == attempt.stop.kind and not ended.detail:
-            ended = msgspec.structs.replace(ended, detail=attempt.stop.detail)  # a signal had no room for it
-        if attempt.meter.memory.peak_bytes > ended.max_memory_bytes:  # the same measure, read by the host
-            ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.memory.peak_bytes)
+        if attempt.stop is not None and outcome.ending is attempt.stop.ending and not outcome.detail:
+            outcome = msgspec.structs.replace(outcome, detail=attempt.stop.detail)  # a signal had no room for it
+        if attempt.meter.memory.peak_bytes > outcome.max_memory_bytes:  # the same measure, read by the host
+            outcome = msgspec.structs.replace(outcome, max_memory_bytes=attempt.meter.memory.peak_bytes)
+        ended = AttemptExit(attempt.id, attempt.fence, outcome, attempt.spec.node)
         self._ended[attempt.id] = ended
         try:
             attempt.unwatch()
-            self._count_cpu_time(ended.node, ended.cpu_ms)
+            self._count_cpu_time(ended.node, outcome.cpu_ms)
             if attempt.cores:
                 self.affinity.rearrange()
             # Have the record of an end on the disk in a moment, unless the control plane has it in its store by then.
@@ -447,25 +448,32 @@ class AttemptHost:
 
     # ------------------------------------------------------------------ stopping and limiting
 
-    async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
-        """Stop the whole tree; the first `kind` stays, a later call may shorten the grace.
+    async def stop_attempt(
+        self,
+        attempt_id: str,
+        *,
+        ending: Ending,
+        detail: str = "",
+        grace_ms: int | None = None,
+        is_disk_overrun: bool = False,
+    ) -> None:
+        """Stop the whole tree; the first `ending` stays, a later call may shorten the grace.
 
         It needs no disk: the shim is signalled first; the file is for a later host or shim. Both are repeated
         until nothing of the tree is left. An ended attempt is reported again, an unknown one as never started.
         """
-        if kind not in STOP_KINDS:
-            raise BadInput(f"an attempt cannot be stopped as {kind!r}")
-        ending = cast("ExitKind", kind)
+        if ending not in STOP_ENDINGS:
+            raise BadInput(f"an attempt cannot be stopped as {str(ending)!r}")
         attempt = self._running.get(attempt_id)
         if attempt is None:
-            unknown = AttemptExit(attempt_id=attempt_id, fence=0, kind="never_started", detail="not known here")
+            unknown = AttemptExit(attempt_id, 0, Outcome(Ending.NEVER_STARTED, detail="not known here"))
             self._report(self._find_exit(attempt_id) or unknown)
             return
-        grace_ms = attempt.spec.grace_ms if grace_ms is None else grace_ms
         now = boot_ms()
-        stop = attempt.request_stop(ending, detail, now + grace_ms)
+        kill_at = now + (attempt.spec.grace_ms if grace_ms is None else grace_ms)
+        stop = attempt.request_stop(StopRequest(ending, detail, kill_at, is_disk_overrun))
         if attempt.started is None and attempt.recorded and self._can_be_sealed(attempt):
-            self._seal(attempt, stop.record)  # its spawner has not taken it yet, or is stopped
+            self._seal(attempt, stop.outcome)  # its spawner has not taken it yet, or is stopped
             return
         attempt.signal_stop(now)
         if self._record_stop(attempt):
@@ -601,14 +609,14 @@ def _check_name(attempt_id: str) -> None:
         raise BadInput(f"not a safe attempt id: {attempt_id!r}")
 
 
-def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> ExitRecord:
+def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> Outcome:
     """The end of an attempt whose shim died: that of its stop request, or else by its progress."""
     if attempt.stop is None and not began and attempt.is_start_expired:
-        return ExitRecord("start_expired", detail=START_EXPIRED)
+        return Outcome(Ending.NEVER_STARTED, detail=START_EXPIRED, node_fault=True)
     if attempt.stop is None and not began:
-        return ExitRecord("never_started", detail="could not be started: its supervisor died first")
-    lost = ExitRecord("lost", detail="its supervisor died; nothing of it is left")
-    record = lost if attempt.stop is None else attempt.stop.record
+        return Outcome(Ending.NEVER_STARTED, detail="could not be started: its supervisor died first")
+    lost = Outcome(Ending.LOST, detail="its supervisor died; nothing of it is left")
+    record = lost if attempt.stop is None else attempt.stop.outcome
     if attempt.started is None:
         return record
     wall_ms = max(boot_ms() - attempt.started.at_boot_ms, 0)

@@ -22,12 +22,12 @@ START_EXPIRED = "not started in time"
 
 
 class LaunchFailed(Exception):
-    """The command cannot be run; `exit_code` is what a shell would return, `kind` how the attempt ends."""
+    """The command cannot be run; `exit_code` is that of a shell."""
 
-    def __init__(self, reason: str, exit_code: int = 127, kind: str = "never_started") -> None:
+    def __init__(self, reason: str, exit_code: int = 127, *, node_fault: bool = False) -> None:
         super().__init__(reason)
         self.exit_code = exit_code
-        self.kind = kind
+        self.node_fault = node_fault
 
 
 def open_output(job: JobDir) -> dict[str, int]:
@@ -41,7 +41,7 @@ def open_output(job: JobDir) -> dict[str, int]:
         for fd in output.values():
             os.close(fd)
         unwritable = f"its output cannot be written: {error.strerror}"
-        raise LaunchFailed(unwritable, 126, failed_start_kind(error)) from error
+        raise LaunchFailed(unwritable, 126, node_fault=is_node_fault(error)) from error
     for fd in output.values():
         os.set_blocking(fd, True)
     return output
@@ -72,7 +72,7 @@ def start_command(
             os.sched_setaffinity(0, cores)
         path = find_command(spec["argv"], env)
         if 0 < spec["start_by_boot_ms"] <= boot_ms():  # no slow step comes after this
-            raise LaunchFailed(START_EXPIRED, 126, "start_expired")
+            raise LaunchFailed(START_EXPIRED, 126, node_fault=True)
         return os.posix_spawn(
             path,
             spec["argv"],
@@ -135,9 +135,9 @@ def _ray_python(given: Mapping[str, str]) -> str:
     return sys.executable if find_spec("ray") is not None else ""
 
 
-def failed_start_kind(error: OSError) -> str:
-    """Kind of end of an attempt that cannot be recorded or written: a full disk is the fault of its node."""
-    return "no_room" if error.errno in NO_ROOM else "never_started"
+def is_node_fault(error: OSError) -> bool:
+    """True if a full disk is the reason why an attempt cannot be recorded or written."""
+    return error.errno in NO_ROOM
 
 
 def find_command(argv: list[str], env: dict[str, str]) -> str:

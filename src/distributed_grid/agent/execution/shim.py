@@ -8,7 +8,7 @@
 - The time to start the command is checked immediately before it is executed, and after the shim has recorded its
   identity. So an attempt without an identity by then never starts.
 - If its directory is removed its record is lost to all readers: the shim kills its tree and ends.
-- A stop is signalled first, with its kind, and written afterwards, when there is room: it needs no disk.
+- A stop is signalled first, with its ending, and written afterwards, when there is room: it needs no disk.
 
 It runs in a process that was forked before its attempt was known (`spawner.py`), so it imports only the standard
 library.
@@ -23,7 +23,7 @@ import signal
 import time
 from typing import Any, Final
 
-from distributed_grid.agent.execution.launch import LaunchFailed, failed_start_kind, open_output, start_command
+from distributed_grid.agent.execution.launch import LaunchFailed, is_node_fault, open_output, start_command
 from distributed_grid.agent.execution.output_limit import OutputLimit
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
@@ -60,10 +60,13 @@ HOLD_EXPIRED: Final = "its hold expired: no answer from the control plane"
 class TreeStop:
     """Reason for the end of the tree, and time of the kill; `signalled` until the file of the request is read."""
 
-    def __init__(self, kind: str, detail: str, kill_at: int, *, signalled: bool = False) -> None:
-        self.kind = kind
+    def __init__(
+        self, ending: str, detail: str, kill_at: int, *, is_disk_overrun: bool = False, signalled: bool = False
+    ) -> None:
+        self.ending = ending
         self.detail = detail
         self.kill_at = kill_at
+        self.is_disk_overrun = is_disk_overrun
         self.signalled = signalled
 
 
@@ -100,7 +103,7 @@ class Shim:
         try:
             self.job = JobDir(self.root, self.attempt_id)
         except FileNotFoundError:
-            self._report(job_dir.journal_entry("ended", {"kind": "never_started", "detail": REMOVED}))
+            self._report(job_dir.journal_entry("ended", {"ending": "never_started", "detail": REMOVED}))
             return False
         with self.job:
             self._run_to_completion()
@@ -116,9 +119,9 @@ class Shim:
         job_dir.append_entry(self.lock, job_dir.journal_entry("shim", self.identity, self.nonce))
         self._read_stop_request()
         if self.stop is None and 0 < self._hold_deadlines()[1] <= self.began:  # it took too long to get here
-            self._begin_stop("hold_expired", HOLD_EXPIRED, self.began)
+            self._begin_stop("lost", HOLD_EXPIRED, self.began)
         if self.stop is not None:
-            self._conclude(self.stop.kind, self.stop.detail)
+            self._conclude(self.stop.ending, self.stop.detail)
             return
         moved = self.job.read(job_dir.CORES)
         cores = moved if moved and is_list_of(int, moved) else self.spec["cores"]
@@ -139,10 +142,12 @@ class Shim:
         except LaunchFailed as error:
             self.main_status = error.exit_code << 8
             removed = self.job.is_removed
-            self._conclude("never_started" if removed else error.kind, REMOVED if removed else str(error))
+            reason = REMOVED if removed else str(error)
+            self._conclude("never_started", reason, node_fault=error.node_fault and not removed)
             return
         except OSError as error:  # its groups could not be recorded
-            self._conclude(failed_start_kind(error), f"could not be recorded: {error.strerror}")
+            problem = f"could not be recorded: {error.strerror}"
+            self._conclude("never_started", problem, node_fault=is_node_fault(error))
             return
         if cores and not self.controllers.cpu:
             own = os.getpriority(os.PRIO_PROCESS, 0)  # only root may lower the niceness
@@ -225,15 +230,15 @@ class Shim:
             self.next_reading_ms = now + next_reading_ms(now - self.began, boot_ms() - now)
         self._check_output(now)
         if self.stop is None and signal.SIGTERM in self.timer.received:
-            kind, detail = ("reclaimed", MACHINE_ENDS) if self.ends_with_machine else ("cancelled", ASKED_TO_STOP)
-            self._begin_stop(kind, detail, now + self.spec["grace_ms"])
+            ending, detail = ("reclaimed", MACHINE_ENDS) if self.ends_with_machine else ("cancelled", ASKED_TO_STOP)
+            self._begin_stop(ending, detail, now + self.spec["grace_ms"])
         if self.stop is None and self.spec["timeout_ms"] and now >= self.began + self.spec["timeout_ms"]:
             detail = f"timed out after {self.spec['timeout_ms'] / 1000:.12g} s"
             self._begin_stop("timed_out", detail, now + self.spec["grace_ms"])
         if self.stop is None:
             term_at, kill_at = self._hold_deadlines()
             if term_at and now >= term_at:
-                self._begin_stop("hold_expired", HOLD_EXPIRED, kill_at)
+                self._begin_stop("lost", HOLD_EXPIRED, kill_at)
         if self.stop is not None and now >= self._kill_at(self.stop.kill_at):
             self._signal_tree(signal.SIGKILL)
 
@@ -260,25 +265,28 @@ class Shim:
         elif self.stop is not None:
             self.stop.kill_at = min(self.stop.kill_at, now)
         elif self.paused_until and now >= self.paused_until:
-            self._begin_stop("over_disk_limit", overrun, now)
+            self._begin_stop("over_limit", overrun, now, is_disk_overrun=True)
         else:
             self.paused_until = self.paused_until or now + self.spec["grace_ms"]
             process_tree.stop_tree(os.getpid(), self._is_exempt)
 
     def _read_stop_request(self) -> None:
-        """Begin a requested stop; a signal has only the kind, the later file the rest."""
+        """Begin a requested stop; a signal has only the ending, the later file the rest."""
         request = self._recorded_stop()
         if request is not None:
             kill_at = request["kill_at_boot_ms"]
             if self.stop is None:
-                self._begin_stop(request["kind"], request["detail"], kill_at)
+                is_disk_overrun = request.get("is_disk_overrun") is True
+                self._begin_stop(request["ending"], request["detail"], kill_at, is_disk_overrun=is_disk_overrun)
             elif self.stop.signalled:
-                self.stop = TreeStop(self.stop.kind, request["detail"], kill_at)
+                self.stop.detail, self.stop.kill_at, self.stop.signalled = request["detail"], kill_at, False
             else:
                 self.stop.kill_at = min(self.stop.kill_at, kill_at)
-        kind = next((kind for kind, signum in STOP_SIGNALS.items() if signum in self.timer.received), None)
-        if self.stop is None and kind is not None:
-            self._begin_stop(kind, "", boot_ms() + self.spec["grace_ms"], signalled=True)
+        signalled = next((stop for stop, signum in STOP_SIGNALS.items() if signum in self.timer.received), None)
+        if self.stop is None and signalled is not None:
+            ending, is_disk_overrun = signalled
+            kill_at = boot_ms() + self.spec["grace_ms"]
+            self._begin_stop(ending, "", kill_at, is_disk_overrun=is_disk_overrun, signalled=True)
         if self.stop is not None and KILL_SIGNAL in self.timer.received:
             self.stop.kill_at = min(self.stop.kill_at, boot_ms())
 
@@ -316,8 +324,10 @@ class Shim:
             times.append(self._hold_deadlines()[0])
         return min(filter(None, times), default=0)
 
-    def _begin_stop(self, kind: str, detail: str, kill_at: int, *, signalled: bool = False) -> None:
-        self.stop = TreeStop(kind, detail, kill_at, signalled=signalled)
+    def _begin_stop(
+        self, ending: str, detail: str, kill_at: int, *, is_disk_overrun: bool = False, signalled: bool = False
+    ) -> None:
+        self.stop = TreeStop(ending, detail, kill_at, is_disk_overrun=is_disk_overrun, signalled=signalled)
         if self.main and boot_ms() < kill_at:
             self._signal_tree(signal.SIGTERM, signal.SIGCONT)
 
@@ -412,7 +422,7 @@ class Shim:
         return self.usage.peak_with_mark(self.largest_bytes, own)
 
     def _exit_reason(self) -> tuple[str, str]:
-        """Kind and detail of the end."""
+        """Ending and detail of the outcome."""
         assert self.main_status is not None
         signalled = os.WIFSIGNALED(self.main_status)
         if self.stop is None and self.memory:
@@ -429,7 +439,7 @@ class Shim:
             if overrun is not None:
                 return "over_limit", overrun
         if self.stop is not None:
-            return self.stop.kind, self.stop.detail
+            return self.stop.ending, self.stop.detail
         # Whether the command has ended because its machine ends: a batch system sends SIGTERM to all processes of the
         # machine, to the command sometimes a moment before it sends it to this one.
         is_terminated = signalled and os.WTERMSIG(self.main_status) == signal.SIGTERM
@@ -439,7 +449,8 @@ class Shim:
             return "reclaimed", MACHINE_ENDS
         return ("signalled", signal_name(os.WTERMSIG(self.main_status))) if signalled else ("exited", "")
 
-    def _conclude(self, kind: str, detail: str) -> None:
+    def _conclude(self, ending: str, detail: str, *, node_fault: bool = False) -> None:
+        """Record and report the end, in the words of `Outcome` (`domain/jobs.py`)."""
         status = self.main_status
         peak = self._peak_bytes()
         for group in self.groups:
@@ -448,13 +459,15 @@ class Shim:
                 if group.remove():
                     break
         record = {
-            "kind": kind,
+            "ending": ending,
             "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
             "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
             "detail": detail,
             "cpu_ms": round(self.used_s * 1000),
             "max_memory_bytes": peak,
             "wall_ms": self.ended - self.began,
+            "node_fault": node_fault,
+            "is_disk_overrun": self.stop is not None and self.stop.is_disk_overrun,
         }
         # Write the end, then report it; on a full disk report first and retry: it must not be lost.
         line = job_dir.journal_entry("ended", record)
@@ -495,7 +508,7 @@ SPEC_FIELDS: Final = {
     "nonce": str,
     "hold_key": str,
 }
-STOP_FIELDS: Final = {"kind": str, "detail": str, "kill_at_boot_ms": int}
+STOP_FIELDS: Final = {"ending": str, "detail": str, "kill_at_boot_ms": int}
 
 
 def is_valid_spec(spec: Any, attempt_id: str) -> bool:

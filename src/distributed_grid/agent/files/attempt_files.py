@@ -92,7 +92,9 @@ class AttemptFileReader:
                 self._continue(order.stream)
         elif isinstance(order, wire.ListFiles):
             if len(self._listings) >= MAX_LISTINGS:
-                self._send(wire.FileListing(order.stream, problem="too many directories are being listed at once"))
+                self._send(
+                    wire.FileListing(stream=order.stream, problem="too many directories are being listed at once")
+                )
                 return
             self._listings[order.stream] = start_logged(self._send_listing(order), "listing of files")
         else:
@@ -200,9 +202,9 @@ class AttemptFileReader:
                     listing = file_selection.select_files(work, order.patterns)
                     changed = file_selection.changed_files(work, listing.entries, shipped)
         except FileNotFoundError:
-            return [wire.FileListing(order.stream, problem=DIRECTORY_GONE)]
+            return [wire.FileListing(stream=order.stream, problem=DIRECTORY_GONE)]
         except (GridError, OSError, ValueError, RecursionError) as failure:
-            return [wire.FileListing(order.stream, problem=wire.clipped(str(failure)))]
+            return [wire.FileListing(stream=order.stream, problem=wire.clipped(str(failure)))]
         skipped = [
             f"{display_path(skip.path)}: {skip.reason}"[: wire.MAX_SKIPPED_CHARS] for skip in listing.skipped[:1000]
         ]
@@ -212,9 +214,9 @@ class AttemptFileReader:
         files += [b""] * (len(wire.pages(len(skipped), wire.MAX_SKIPPED)) - len(files))
         return [
             wire.FileListing(
-                order.stream,
-                listed,
-                tuple(skipped[page]),
+                stream=order.stream,
+                files=listed,
+                skipped=tuple(skipped[page]),
                 more=page.stop < wire.MAX_SKIPPED * len(files),
                 unchanged=0 if page.start else unchanged,
             )

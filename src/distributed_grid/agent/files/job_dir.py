@@ -21,7 +21,7 @@ Below the root, mode 0700 (files 0600):
             fence.json        with the nonce: a fence newer than the one in spec.json, once one was seen
             memory.json       with the nonce: the present size of its lease, and its limit
             groups.json       control groups made for it, so that leftover ones can be found and removed
-            stop.json         the request to stop it: kind, detail, when to kill
+            stop.json         the request to stop it: ending, detail, when to kill
             output.json       bytes dropped at the head of stdout and stderr, once some were
             home              it ran on another machine, and its files were brought here
             age               the age of this machine when its end was first seen; it is removed a month later

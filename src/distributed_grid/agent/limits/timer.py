@@ -22,13 +22,13 @@ _TFD_ABSTIME: Final = 1
 KILL_SIGNAL: Final = signal.SIGRTMIN + 3
 """Signal at the end of a stop's grace."""
 STOP_SIGNALS: Final = {  # no number has another meaning for older shims
-    "cancelled": signal.SIGRTMIN,
-    "preempted": signal.SIGRTMIN + 1,
-    "reclaimed": signal.SIGRTMIN + 2,
-    "over_disk_limit": signal.SIGRTMIN + 4,
-    "over_limit": signal.SIGRTMIN + 5,
+    ("cancelled", False): signal.SIGRTMIN,
+    ("preempted", False): signal.SIGRTMIN + 1,
+    ("reclaimed", False): signal.SIGRTMIN + 2,
+    ("over_limit", True): signal.SIGRTMIN + 4,
+    ("over_limit", False): signal.SIGRTMIN + 5,
 }
-"""Signals that stop an attempt without a file: each says why, so that a full disk changes nothing."""
+"""Signals by ending and `is_disk_overrun` that stop an attempt without a file, so that a full disk changes nothing."""
 HANDLED_SIGNALS: Final = frozenset(
     (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, *STOP_SIGNALS.values(), KILL_SIGNAL)
 )

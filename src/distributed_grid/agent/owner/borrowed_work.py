@@ -20,6 +20,7 @@ from distributed_grid.agent.files import job_signals
 from distributed_grid.agent.limits.process_tree import over_limit_message
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.owner.yield_policy import Borrowed, OwnerOnGpu, UsageSample
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.resources import gigabytes
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import HeldMemory
@@ -64,7 +65,7 @@ class OutgrownLeases:
         detail = f"{beyond_lease(held, largest.spec.memory_bytes)}; its machine has {gigabytes(available)} left"
         log.warning("%s is ended: %s", largest.attempt_id, detail)
         await self._host.stop_attempt(
-            largest.attempt_id, kind="over_limit", detail=detail, grace_ms=min(largest.spec.grace_ms, GRACE_MS)
+            largest.attempt_id, ending=Ending.OVER_LIMIT, detail=detail, grace_ms=min(largest.spec.grace_ms, GRACE_MS)
         )
 
     def _outgrown(self, usage: Mapping[str, AttemptUsage]) -> list[RunningTree]:
@@ -151,7 +152,7 @@ class HostedWork:
         """One that holds more than its lease, and is not to be run again for that, ends as over its limit."""
         used = self._host.usage().get(attempt_id)
         tree = next((running for running in self._host.running_trees() if running.attempt_id == attempt_id), None)
-        kind, detail = "reclaimed", reason
+        ending, detail = Ending.RECLAIMED, reason
         if used is not None and tree is not None and tree.spec.is_outgrown_by(used.memory_bytes):
-            kind, detail = "over_limit", f"{beyond_lease(used.memory_bytes, tree.spec.memory_bytes)}; {reason}"
-        await self._host.stop_attempt(attempt_id, kind=kind, detail=detail, grace_ms=grace_ms)
+            ending, detail = Ending.OVER_LIMIT, f"{beyond_lease(used.memory_bytes, tree.spec.memory_bytes)}; {reason}"
+        await self._host.stop_attempt(attempt_id, ending=ending, detail=detail, grace_ms=grace_ms)

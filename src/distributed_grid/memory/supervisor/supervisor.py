@@ -167,7 +167,9 @@ class ServerSupervisor:
         if ready is None:
             return None
         on_disk = tuple(sorted(self._held.on_disk))
-        return MemoryServedReport(node, ready.endpoint, ready.key, self._held.in_memory, on_disk)
+        return MemoryServedReport(
+            node=node, endpoint=ready.endpoint, key=ready.key, copies=self._held.in_memory, on_disk=on_disk
+        )
 
     def extend_hold(self, until_boot_ms: int) -> None:
         """Hold what is in memory until then (0: without end); the server sees to it without a supervisor, too."""

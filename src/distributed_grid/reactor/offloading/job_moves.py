@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from distributed_grid.domain.jobs import Ending, Job
-from distributed_grid.domain.leases import WorkerKind
+from distributed_grid.domain.leases import NodeKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move, MoveEnd, Way
 from distributed_grid.domain.states import JobState, MoveState, Step
@@ -43,9 +43,9 @@ def proposed_job_move(ledger: Ledger, move: Move) -> Move:
     if job.uid in ledger.moves_by_job:
         known = ledger.moves_by_job[job.uid]
         raise Refused(f"{job.id} is being moved already ({known}); wait for it, or type: grid offload cancel {known}")
-    if job.request.within:
-        raise Refused(f"{job.id} runs within lease {job.request.within}, and goes where that is")
-    if job.request.runs_on is WorkerKind.PULL or (job.attempt is not None and job.attempt.node in ledger.pull_nodes):
+    if job.request.use_lease:
+        raise Refused(f"{job.id} runs within lease {job.request.use_lease}, and goes where that is")
+    if job.request.runs_on is NodeKind.PULL or (job.attempt is not None and job.attempt.node in ledger.pull_nodes):
         raise Refused(f"{job.id} is a task of a pull worker, which asks for its work itself")
     if job.state is JobState.STOPPING:
         why = job.stop.detail if job.stop is not None else ""
@@ -90,27 +90,31 @@ def check_job_move(ledger: Ledger, move: Move, now: int) -> Decision:
     if job is None:  # what ends a job ends its move in the same step
         return end_move(ledger, move, MoveEnd.NOT_NEEDED, "its job is over", now)
     if move.state is MoveState.PROPOSED:
-        return _reserve(ledger, move, now)
+        if not is_kept(ledger, move):
+            return Decision()
+        reserved, records = advance_move(move, Step.RESERVE, now=now)
+        return Decision([reserved], records)
     if move.state is MoveState.RESERVED:
         return _decide(ledger, move, job, now)
     if move.state is MoveState.DECIDED:
         return _record_death(ledger, move, job, now)
     if job.attempt is not None and job.attempt.pid:
-        return _record_start(ledger, move, job, now)
+        node = job.attempt.node
+        running, records = advance_move(move, Step.START, now=now, ran_on=node, ran_as=job.attempt.lease_id)
+        problem = f"{move.target} could not run it: it runs on {node}" if node != move.target else ""
+        decision = end_move(ledger, running, MoveEnd.DONE, problem, now)
+        decision.records = records + decision.records
+        return decision
     return follow_moved_job(ledger, move, job, now)
-
-
-def _reserve(ledger: Ledger, move: Move, now: int) -> Decision:
-    if not is_kept(ledger, move):
-        return Decision()
-    reserved, records = advance_move(move, Step.RESERVE, now=now)
-    return Decision([reserved], records)
 
 
 def _decide(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
     """Stop the job, or give it the room at once where nothing of it runs; the move ends where that makes no sense."""
-    if move.automatic and (unwanted := _why_not_automatic(ledger)):
-        return end_move(ledger, move, MoveEnd.CANCELLED, unwanted, now)
+    if move.automatic:  # room for it may have taken a while
+        state = ledger.auto_offload
+        disabled = f"automatic offloading was disabled by {state.set_by}" if state.enabled is False else ""
+        if unwanted := disabled or state.stopped_why:
+            return end_move(ledger, move, MoveEnd.CANCELLED, unwanted, now)
     unusable = why_nothing_starts(ledger, move)
     if unusable:
         is_over = bool(why_leaving(ledger, move)) or now - move.state_at_ms > WAIT_FOR_TARGET_MS
@@ -139,14 +143,6 @@ def _decide(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
     return decision
 
 
-def _why_not_automatic(ledger: Ledger) -> str:
-    """Why a job that nobody asked to move is left alone after all; room for it may have taken a while."""
-    state = ledger.auto_offload
-    if state.enabled is False:
-        return f"automatic offloading was disabled by {state.set_by}"
-    return state.stopped_why
-
-
 def _record_death(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
     """Give a job whose attempt has ended, and that waits, the room that is kept for it."""
     if job.state is JobState.STOPPING:
@@ -160,16 +156,6 @@ def _record_death(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
     dead, records = advance_move(move, Step.DIE, now=now, lease_id=kept)
     decision.changes.append(dead)
     decision.records += records
-    return decision
-
-
-def _record_start(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
-    assert job.attempt is not None
-    running, records = advance_move(move, Step.START, now=now, ran_on=job.attempt.node, ran_as=job.attempt.lease_id)
-    elsewhere = job.attempt.node != move.target
-    problem = f"{move.target} could not run it: it runs on {job.attempt.node}" if elsewhere else ""
-    decision = end_move(ledger, running, MoveEnd.DONE, problem, now)
-    decision.records = records + decision.records
     return decision
 
 

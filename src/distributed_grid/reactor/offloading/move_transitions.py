@@ -1,6 +1,6 @@
-"""Transitions of a move that its deciders share: the next state, the room on the target, the end and what that means.
+"""Transitions of a move that its deciders share: the next state, the room on the target, the end and its consequences.
 
-Room on the target is kept as a lease of the grid's until the work takes its place. What is moved belongs to the node
+Room on the target is kept as a lease of the grid's until the work takes its place. Moved work belongs to the node
 that it leaves, so it gets a part of that node's automatic leases where the target is their lender. Nobody but automatic
 leases is displaced for a move.
 
@@ -38,13 +38,13 @@ MAX_FAILURES = 3
 
 
 def move_record(type_: RecordType, move: Move, reason: str = "", **data: Any) -> Record:
-    """An audit record about a move: what it is of, from where to where, and by which way."""
+    """Audit record of a move, with its work, its source, its target and its way."""
     known: dict[str, Any] = {"from": move.source, "to": move.target, "way": str(move.way), "automatic": move.automatic}
     if move.job:
         known |= {"job": move.job, "job_id": move.job_id}
     if move.process is not None:
         known["pid"] = move.process.identity.pid
-    return Record(type_, move.user, move.id, move.source, reason, known | data)
+    return Record(type_, move.user, move.id, move.source, reason, data=known | data)
 
 
 def advance_move(move: Move, *steps: Step, now: int, **fields: Any) -> tuple[Move, list[Record]]:
@@ -91,7 +91,7 @@ def release_reservation(ledger: Ledger, move: Move, why: str, now: int) -> Decis
 
 
 def reservation_request(ledger: Ledger, move: Move, wanted: Request) -> Request:
-    """What the room on the target is asked for with, for work that asks for this."""
+    """Request for room on the target, for work with this request."""
     simulated = all(ledger.nodes[name].simulated for name in (move.source, move.target))
     return replace(
         wanted,
@@ -118,7 +118,7 @@ def reserve_room(ledger: Ledger, request: Request, now: int) -> tuple[Decision, 
         raise BadInput(str(request.problem()))
     if request.id in ledger.by_request:
         raise Conflict(f"request {request.id} was used before for something else")
-    lease = Lease(request.id, request, now)
+    lease = Lease(id=request.id, request=request, asked_at_ms=now)
     placement = place_newcomer(ledger, lease, now) or place_in_automatic_lease(ledger, lease, now, waits=True)
     leaving = Decision()
     if placement is None:
@@ -128,7 +128,7 @@ def reserve_room(ledger: Ledger, request: Request, now: int) -> tuple[Decision, 
             why = reasons.why_no_room(ledger, request, now)
             raise Refused(f"there is no room for it: {'; '.join(why)}; choose another node with -t", why)
         leaving, _ = preempt_victims(ledger, plan, lease, now)
-        placement = Placement(plan.node, plan.claim)
+        placement = Placement(node=plan.node, claim=plan.claim)
     decision, lease, _ = grant(ledger, lease, placement, now, job=None)
     decision.changes = leaving.changes + decision.changes
     decision.records += leaving.records
@@ -210,7 +210,7 @@ def _take_room(ledger: Ledger, move: Move, lease: Lease, job: Job, now: int) -> 
     if kept.request.ask != lease.request.ask:
         return None
     ended = end_lease(ledger, kept, LeaseEnd.RELEASED, f"for job {job.id}", now)
-    decision, _, _ = grant(ledger, lease, Placement(kept.node, kept.claim), now, job=job)
+    decision, _, _ = grant(ledger, lease, Placement(node=kept.node, claim=kept.claim), now, job=job)
     if kept.carved_from:
         decision.changes = [
             replace(row, carved_from=kept.carved_from) if isinstance(row, Lease) and row.id == lease.id else row
@@ -224,12 +224,12 @@ def _take_room(ledger: Ledger, move: Move, lease: Lease, job: Job, now: int) -> 
 
 
 def _count_end(ledger: Ledger, move: Move, now: int) -> tuple[list[Row], list[Record]]:
-    """What the end of a move means for those that come: nodes rest after it, and failures in a row stop it."""
+    """Consequences of an automatic move: its nodes rest, and failures in a row stop automatic offloading."""
     if not move.automatic:
         return [], []
     watches = ledger.offload_watches
     ends = (name for name in (move.source, move.target) if name in ledger.nodes)
-    rows: list[Row] = [replace(watches.get(name) or OffloadWatch(name), moved_at_ms=now) for name in ends]
+    rows: list[Row] = [replace(watches.get(name) or OffloadWatch(node=name), moved_at_ms=now) for name in ends]
     state = replace(ledger.auto_offload, moved_at_ms=now)
     if move.end is MoveEnd.DONE and move.ran_on in ("", move.target):
         return [*rows, replace(state, failures=0)], []
@@ -249,4 +249,4 @@ def count_failure(state: AutoOffloadState, why: str) -> tuple[AutoOffloadState, 
 
 
 def auto_record(action: str, subject: str, node: str, reason: str) -> Record:
-    return Record("auto-offload", GRID_USER, subject, node, reason, {"action": action})
+    return Record("auto-offload", GRID_USER, subject, node, reason, data={"action": action})

@@ -14,7 +14,6 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MOVE_PREFIX, Move, MoveEnd
-from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import MoveState, NodeState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, MoveAnswer, Record
@@ -36,15 +35,26 @@ def on_requested(ledger: Ledger, event: events.MoveRequested, now: int) -> Decis
         return Decision(answer=MoveAnswer(known))
     if not asked.id.startswith(MOVE_PREFIX) or asked.id == MOVE_PREFIX:
         raise BadInput(f"the id of a move begins with {MOVE_PREFIX}: {asked.id!r}")
-    _check_nodes(ledger, asked)
+    for name in (asked.source, asked.target):
+        if name not in ledger.nodes:
+            known_nodes = ", ".join(sorted(ledger.nodes)) or "none"
+            raise Refused(f"no node is called {name}; the nodes are: {known_nodes}")
+    if asked.source == asked.target:
+        raise Refused(f"it is on {asked.target} already; choose another node with -t")
+    target = ledger.nodes[asked.target]
+    if target.state is not NodeState.ALIVE:
+        state = "stopped" if is_stopped(ledger, target) else target.state
+        raise Refused(f"{target.name} is {state}; choose another node with -t")
+    if target.is_pull:
+        raise Refused(f"{target.name} is a pull worker, which asks for its work itself; choose another node with -t")
     move = Move(
-        asked.id,
-        asked.user,
-        asked.source,
-        asked.target,
-        asked.way,
-        asked.request,
-        now,
+        id=asked.id,
+        user=asked.user,
+        source=asked.source,
+        target=asked.target,
+        way=asked.way,
+        request=asked.request,
+        requested_at_ms=now,
         state_at_ms=now,
         reason=asked.reason,
         automatic=asked.automatic,
@@ -68,24 +78,9 @@ def on_requested(ledger: Ledger, event: events.MoveRequested, now: int) -> Decis
 
 
 def _identity(move: Move) -> tuple[object, ...]:
-    """What is the same when a request is repeated; the way of a job that waits is found here."""
+    """Fields that are equal in a repeated request; the way of a waiting job is chosen here."""
     what = (move.process.identity, move.command) if move.process is not None else (move.job,)
     return (move.user, move.source, move.target, *what)
-
-
-def _check_nodes(ledger: Ledger, move: Move) -> None:
-    for name in (move.source, move.target):
-        if name not in ledger.nodes:
-            known = ", ".join(sorted(ledger.nodes)) or "none"
-            raise Refused(f"no node is called {name}; the nodes are: {known}")
-    if move.source == move.target:
-        raise Refused(f"it is on {move.target} already; choose another node with -t")
-    target = ledger.nodes[move.target]
-    if target.state is not NodeState.ALIVE:
-        state = "stopped" if is_stopped(ledger, target) else target.state
-        raise Refused(f"{target.name} is {state}; choose another node with -t")
-    if target.is_pull:
-        raise Refused(f"{target.name} is a pull worker, which asks for its work itself; choose another node with -t")
 
 
 def check_move(ledger: Ledger, check: CheckMove, now: int) -> Decision:
@@ -121,7 +116,11 @@ def follow_changes(ledger: Ledger, decision: Decision, now: int) -> Decision:
     checks: dict[str, None] = {}
     changed = {row.id for row in decision.changes if isinstance(row, Move)}
     for row in decision.changes:
-        move_id = _move_of(ledger, row)
+        move_id = ""  # of the job, or of the lease that reserves its room
+        if isinstance(row, Job):
+            move_id = ledger.moves_by_job.get(row.uid, "")
+        elif isinstance(row, Lease) and row.id in ledger.moves and ledger.moves[row.id].lease_id == row.id:
+            move_id = row.id
         if not move_id or move_id in changed:
             continue
         if isinstance(row, Job) and row.is_over:
@@ -137,15 +136,6 @@ def follow_changes(ledger: Ledger, decision: Decision, now: int) -> Decision:
         decision.follow += after.follow
     decision.follow[:0] = [CheckMove(move_id) for move_id in checks if move_id not in jobs]
     return decision
-
-
-def _move_of(ledger: Ledger, row: Row) -> str:
-    """The move that a job or the lease of kept room belongs to, or nothing."""
-    if isinstance(row, Job):
-        return ledger.moves_by_job.get(row.uid, "")
-    if isinstance(row, Lease) and row.id in ledger.moves and ledger.moves[row.id].lease_id == row.id:
-        return row.id
-    return ""
 
 
 def _after_end(ledger: Ledger, move: Move, job: Job | None, lost: Lease | None, now: int) -> Decision:
@@ -247,7 +237,7 @@ def on_consent_given(ledger: Ledger, event: events.ConsentGiven, now: int) -> De
     if known is not None and known.variables == consent.variables:
         return Decision()
     details = {"variables": [*consent.variables], "directory": consent.cwd}
-    record = Record("move-consent", consent.user, consent.shape, "", "given", details)
+    record = Record("move-consent", consent.user, consent.shape, "", "given", data=details)
     return Decision([consent], [record])
 
 

@@ -2,11 +2,11 @@
 
 Two rules carry their safety. The job is made in the step that records the death of the original, or a new boot id of
 its machine, so nothing of it can start before. And from the moment at which the guard is asked to commit only the guard
-knows: whatever happens here, the move waits for its word.
+knows: whatever happens here, the move waits for its report.
 
 - Before the guard is asked to commit, every failure ends the move; the guard thaws the original by itself.
-- Later it is thawed (the move ends) or decided. What was decided ends in a job, wherever that finds room.
-- Where the guard's word does not come, because its node is not connected or was removed, the move waits without end.
+- Later it is thawed (the move ends) or decided. A decided one ends in a job, wherever that finds room.
+- Where no report of the guard comes, because its node is not connected or was removed, the move waits without end.
   The room on the target is given back after `KEEP_ROOM_MS`; the job finds other room then.
 """
 
@@ -37,7 +37,7 @@ from distributed_grid.reactor.offloading.move_transitions import (
 from distributed_grid.scheduling.queue.fairness import Quotas
 
 JOB_PREFIX = "moved-"
-"""How the uids of jobs begin that took the place of a process."""
+"""Prefix of the uids of jobs that replaced a process."""
 SHIP_LIMIT_MS = 3_600_000
 """How long the working directory may take to be shipped ahead."""
 FREEZE_LIMIT_MS = 60_000
@@ -45,7 +45,7 @@ FREEZE_LIMIT_MS = 60_000
 MEMORY_GROWTHS = (1, 4, 16)
 """The limits of a moved process: of its first run and of its reruns, as multiples of what it was given."""
 KEEP_ROOM_MS = 600_000
-"""How long room is kept for a move that waits for the word of its source."""
+"""How long room is kept for a move that waits for a report of its source."""
 
 
 def job_uid(move_id: str) -> str:
@@ -105,7 +105,17 @@ def _machine_of(name: str) -> str:
 def check_process_move(ledger: Ledger, move: Move, now: int) -> Decision:
     """Take the next step of a process's move, if something has changed for it."""
     if move.state in (MoveState.DEAD, MoveState.RUNNING):
-        return _follow_job(ledger, move, now)
+        job = ledger.jobs.get(move.job)
+        if job is None and move.source not in ledger.nodes:
+            why = f"{move.source} is not a node of the grid any more: its files were not returned there"
+            return end_move(ledger, move, MoveEnd.DONE, why, now)
+        if job is None:
+            return Decision()
+        if move.state is MoveState.DEAD and job.attempt is not None and job.attempt.pid:
+            place = {"ran_on": job.attempt.node, "ran_as": job.attempt.lease_id}
+            running, records = advance_move(move, Step.START, now=now, **place)
+            return Decision([running], records)
+        return follow_moved_job(ledger, move, job, now)
     if was_rebooted(ledger, move):
         return _after_reboot(ledger, move, now)
     if move.is_decided or move.commit_asked_at_ms:
@@ -162,7 +172,7 @@ def record_shipped(move: Move, event: events.MoveShipped, now: int) -> Decision:
 
 
 def record_frozen(move: Move, now: int) -> Decision:
-    """The original stands still: what has changed since can be shipped."""
+    """The original is frozen: its changed files can be shipped."""
     if move.state is not MoveState.SHIPPED:
         return Decision()
     frozen, records = advance_move(move, Step.FREEZE, now=now, frozen_at_ms=now)
@@ -239,42 +249,22 @@ def _new_job(ledger: Ledger, move: Move, now: int) -> tuple[Job, Lease]:
     wanted = replace(
         move.request, id=uid, user=move.user, require=(), wait_ms=FOREVER_MS, target="", origin=move.source
     )
-    lease = Lease(f"{uid}.1", wanted, now, job=uid)
+    lease = Lease(id=f"{uid}.1", request=wanted, asked_at_ms=now, job=uid)
+    # Nobody knows how much more than the measured memory it needs, so a job that needs more is run again with more.
+    limits = tuple(wanted.ask.memory_bytes * growth for growth in MEMORY_GROWTHS)
+    estimate = JobEstimate(memory_limits=limits, tier="measured") if wanted.ask.memory_bytes else None
     job = Job(
-        uid,
-        uid if not move.job_id or move.job_id in ledger.job_uids else move.job_id,
-        replace(move.command, workdir=move.final or move.command.workdir),
-        wanted,
-        now,
+        uid=uid,
+        id=uid if not move.job_id or move.job_id in ledger.job_uids else move.job_id,
+        command=replace(move.command, workdir=move.final or move.command.workdir),
+        request=wanted,
+        submitted_at_ms=now,
         lease_id=lease.id,
         restartable=True,
         moved_at_ms=now,
-        estimate=_estimate(wanted.ask.memory_bytes),
+        estimate=estimate,
     )
     return job, lease
-
-
-def _estimate(measured_bytes: int) -> JobEstimate | None:
-    """The limits of a job that took the place of a process: nobody knows how much more than was measured it needs, so
-    one that needs more is run again with more."""
-    if not measured_bytes:
-        return None
-    return JobEstimate(tuple(measured_bytes * growth for growth in MEMORY_GROWTHS), tier="measured")
-
-
-def _follow_job(ledger: Ledger, move: Move, now: int) -> Decision:
-    """The state of a move follows that of its job; its files are returned when that has ended."""
-    job = ledger.jobs.get(move.job)
-    if job is not None:
-        if move.state is MoveState.DEAD and job.attempt is not None and job.attempt.pid:
-            news = {"ran_on": job.attempt.node, "ran_as": job.attempt.lease_id}
-            running, records = advance_move(move, Step.START, now=now, **news)
-            return Decision([running], records)
-        return follow_moved_job(ledger, move, job, now)
-    if move.source not in ledger.nodes:
-        why = f"{move.source} is not a node of the grid any more: its files were not returned there"
-        return end_move(ledger, move, MoveEnd.DONE, why, now)
-    return Decision()
 
 
 def record_job_end(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
@@ -294,7 +284,7 @@ def record_job_end(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
 
 
 def record_results(ledger: Ledger, move: Move, event: events.MoveResultsBrought, now: int) -> Decision:
-    """What the job has written is here; the move is over where there is nothing to return."""
+    """The results of the job are here; without any, the move ends."""
     if not move.result or move.results:
         return Decision()
     if not event.manifest:

@@ -34,7 +34,7 @@ _HERE = (WorkerState.JOINED, WorkerState.DRAINING)
 
 
 def on_announced(ledger: Ledger, event: WorkerEndAnnounced, now: int) -> Decision:
-    """Take the word of an agent about the end of its machine; what is known already changes nothing."""
+    """Record the end of a machine that its agent announced; a known one changes nothing."""
     worker = ledger.workers.get(event.worker_id)
     if worker is None or worker.state not in _HERE:
         return Decision()
@@ -43,7 +43,15 @@ def on_announced(ledger: Ledger, event: WorkerEndAnnounced, now: int) -> Decisio
         return Decision()
     heard = replace(worker, notice_at_ms=now)
     if event.withdrawn:
-        return _withdraw(ledger, heard, event.why) if worker.notice is not None else Decision()
+        notice = worker.notice
+        if notice is None or (worker.ends_at_ms and notice.ends_at_ms >= worker.ends_at_ms):
+            return Decision()  # an agent cannot withdraw the lifetime that its provider has set
+        stays = replace(heard, notice=None, why=event.why)
+        decision = Decision([stays], [worker_record("end-withdrawn", heard, event.why, worker.node)])
+        if notice.drained:  # it did not drain before it was announced to end
+            decision.changes = [replace(stays, state=advance(worker.state, Step.RESUME))]
+            decision.follow = [NodeResumed(worker.node)] if worker.node in ledger.nodes else []
+        return decision
     if event.ends_in_ms is None:
         return _cordon(ledger, heard, EndNotice(event.why), now) if worker.notice is None else Decision()
     ends_at = now + min(max(event.ends_in_ms, 0), MAX_NOTICE_MS)
@@ -67,40 +75,21 @@ def _cordon(ledger: Ledger, worker: Worker, notice: EndNotice, now: int) -> Deci
     is_first = worker.state is WorkerState.JOINED
     drained = is_first or (worker.notice is not None and worker.notice.drained)
     state = advance(worker.state, Step.DRAIN) if is_first else worker.state
-    leaving = replace(worker, state=state, why=notice.why, notice=replace(notice, drained=drained), spare=False)
+    leaving = replace(worker, state=state, why=notice.why, notice=replace(notice, drained=drained), surplus=False)
     changes: list[Row] = [leaving]
     if notice.ends_at_ms and SCALED_UP in ledger.counters and worker.provider == ledger.scaling.provider:
         changes.append(Counter(SCALED_UP, now - ledger.scaling.up_cooldown_ms))
-    decision = Decision(changes, [worker_record("end-announced", leaving, _describe(notice, now), worker.node)])
+    left_s = (notice.ends_at_ms - now) / 1000
+    when = f"it ends in {left_s:.0f} s" if notice.ends_at_ms else "it takes nothing new"
+    decision = Decision(changes, [worker_record("end-announced", leaving, f"{when}: {notice.why}", worker.node)])
     if worker.node in ledger.nodes:
         decision.follow.append(NodeDrained(worker.node, notice.why, cooling=True, reclaims=False))
     reclaim_in_time(ledger, leaving, decision, now)
     return decision
 
 
-def _describe(notice: EndNotice, now: int) -> str:
-    if not notice.ends_at_ms:
-        return f"it takes nothing new: {notice.why}"
-    return f"it ends in {(notice.ends_at_ms - now) / 1000:.0f} s: {notice.why}"
-
-
-def _withdraw(ledger: Ledger, worker: Worker, why: str) -> Decision:
-    """A machine stays after all: it is used again, unless it drained already when it was announced to end. What its
-    provider has said about its lifetime is not for its agent to withdraw."""
-    notice = worker.notice
-    assert notice is not None
-    if worker.ends_at_ms and notice.ends_at_ms >= worker.ends_at_ms:
-        return Decision()
-    stays = replace(worker, notice=None, why=why)
-    decision = Decision([stays], [worker_record("end-withdrawn", worker, why, worker.node)])
-    if notice.drained:
-        decision.changes = [replace(stays, state=advance(worker.state, Step.RESUME))]
-        decision.follow = [NodeResumed(worker.node)] if worker.node in ledger.nodes else []
-    return decision
-
-
 def check_end(ledger: Ledger, worker: Worker, now: int) -> Decision | None:
-    """What is due about the end of one machine; None where that is nothing."""
+    """Decision that is due about the end of one machine; None if none is."""
     if worker.state not in _HERE:
         return None
     ends_at = worker.ends_at_ms

@@ -1,4 +1,4 @@
-"""Host leases: what a worker takes out of the control plane's own machine is leased from the node of that machine.
+"""Host leases: resources of the control plane's machine, leased for a worker in a container there.
 
 A worker in a container has the cores and memory of the machine that its engine runs on. So that they are not lent
 twice, the worker holds a lease on that machine's node, from before it is asked for until it is proven gone. Nobody else
@@ -33,8 +33,10 @@ def lease_host(ledger: Ledger, worker: Worker, now: int) -> Decision:
     if not worker.host:
         return Decision()
     user, ask = worker.by or GRID_USER, host_amounts(worker)
-    request = Request(host_lease_id(worker.id), user, ask, require=(worker.host,), wait_ms=0, worker=worker.id)
-    lease = Lease(request.id, request, now)
+    request = Request(
+        id=host_lease_id(worker.id), user=user, ask=ask, require=(worker.host,), wait_ms=0, worker=worker.id
+    )
+    lease = Lease(id=request.id, request=request, asked_at_ms=now)
     placement = place_newcomer(ledger, lease, now)
     if placement is None:
         why = reasons.why_no_room(ledger, request, now)

@@ -62,7 +62,9 @@ def known_worker(ledger: Ledger, worker_id: str) -> Worker:
 
 def worker_record(kind: RecordType, worker: Worker, reason: str = "", by: str = "") -> Record:
     data = {"provider": worker.provider, "worker_type": worker.worker_type, "offer": worker.offer}
-    return Record(kind, by or worker.by, worker.id, worker.node, reason, {**data, "price_micro": worker.price_micro})
+    return Record(
+        kind, by or worker.by, worker.id, worker.node, reason, data={**data, "price_micro": worker.price_micro}
+    )
 
 
 def on_requested(ledger: Ledger, event: WorkerRequested, now: int) -> Decision:
@@ -184,24 +186,18 @@ def on_refused(ledger: Ledger, event: WorkerRefused, now: int) -> Decision:
             add_to(decision, terminate(ledger, worker, event.why, now))
     else:
         add_to(decision, end_worker(ledger, worker, event.why, now, event.wall_ms))
-    if event.instead is not None:
-        _want_instead(ledger, worker, event.instead, decision, now, event.wall_ms)
-    return decision
-
-
-def _want_instead(ledger: Ledger, worker: Worker, other: Worker, decision: Decision, now: int, wall_ms: int) -> None:
-    """Want another offer in place of one that cannot be had, under an id of its own, if the budget allows."""
-    if other.on_this_machine:
-        return  # it would run on the same machine
+    other = event.instead
+    if other is None or other.on_this_machine:  # it would run on the same machine
+        return decision
     is_gone = any(isinstance(row, Worker) and row.is_over for row in decision.changes)
-    state = budget_state(ledger, now, wall_ms, without=worker.id if is_gone else "")
-    refusal = state.refusal(other)
+    refusal = budget_state(ledger, now, event.wall_ms, without=worker.id if is_gone else "").refusal(other)
     if refusal is not None:
         decision.records.append(worker_record("worker-problem", worker, f"nothing instead: {refusal}"))
-        return
+        return decision
     wanted = replace(other, state=WorkerState.WANTED, created_at_ms=now, why=f"instead of {worker.id}")
-    decision.changes += [settle(ledger, other.provider, now, wall_ms), wanted]
+    decision.changes += [settle(ledger, other.provider, now, event.wall_ms), wanted]
     decision.records.append(worker_record("worker-wanted", wanted, wanted.why))
+    return decision
 
 
 def close_offer(ledger: Ledger, worker: Worker, scope: str, until_ms: int, why: str) -> Decision:
@@ -240,7 +236,7 @@ def end_worker(
     gone = replace(worker, state=advance(worker.state, Step.END), why=why, ended_at_ms=now)
     spent = spending or settle(ledger, worker.provider, now, wall_ms)
     changes: list[Row] = [charge_unseen(spent, worker, now) if worker.waits else spent, gone]
-    if worker.spare or worker.end_requested:
+    if worker.surplus or worker.end_requested:
         changes.append(Counter(SCALED_DOWN, now))
     follow: list[Cause] = [*release_host(ledger, worker)]
     if worker.node in ledger.nodes:

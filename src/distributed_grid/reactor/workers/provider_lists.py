@@ -1,6 +1,6 @@
-"""Comparison of workers with what their provider lists.
+"""Comparison of workers with the lists of their providers.
 
-A list lags: what it lacks counts only when it was asked for long enough after the call that would have changed it, and
+A list lags: a gap in it counts only when it was requested long enough after the call that would have changed it, and
 only the second time. A worker whose node is heard is there, whatever a list says.
 """
 
@@ -66,7 +66,7 @@ def _compare(
     spending: Spending,
     now: int,
 ) -> Decision | None:
-    """What a list says about one worker; None where that is nothing new."""
+    """Decision about one worker by a list; None if it has no news."""
     rules = ledger.worker_rules
     if machines:
         return _compare_listed(ledger, worker, machines, event, spending, now)
@@ -97,7 +97,7 @@ def _compare_listed(
     spending: Spending,
     now: int,
 ) -> Decision | None:
-    """What a list says about a worker that is in it, in the state of what is most alive of it."""
+    """Decision about a listed worker, by the state of its most alive machine."""
     found = min(machines, key=lambda one: _ALIVE_FIRST.get(one.state, 0))
     if found.state == "gone":
         return prove_gone(ledger, worker, "its provider says that it is gone", now, event.wall_ms, spending)
@@ -107,7 +107,12 @@ def _compare_listed(
         return Decision([replace(worker, missing=0)]) if worker.missing else None
     running = [one.instance for one in machines if one.state not in _ALIVE_FIRST and not one.waits]
     if len(running) > 1 and worker.state is not WorkerState.TERMINATING:
-        return _end_double(ledger, worker, f"its provider has {len(running)} machines of it: {', '.join(running)}", now)
+        why = f"its provider has {len(running)} machines of it: {', '.join(running)}"
+        if not ledger.leases_on.get(worker.node):
+            return terminate(ledger, worker, why, now)
+        if worker.problem == why:
+            return None
+        return Decision([replace(worker, problem=why)], [worker_record("worker-problem", worker, why)])
     if worker.state is WorkerState.ASKED or (found.instance and not worker.instance):
         booted = WorkerBooted(worker.id, found.instance, ends_in_ms=found.ends_in_ms, waits=found.waits)
         return on_booted(ledger, booted, now)
@@ -120,15 +125,6 @@ def _compare_listed(
         return Decision([seen])
     began_at = event.asked_at_ms + found.ends_in_ms - worker.lifetime_ms if found.ends_in_ms is not None else 0
     return Decision([seen, charge_unseen(spending, worker, now, began_at)])
-
-
-def _end_double(ledger: Ledger, worker: Worker, why: str, now: int) -> Decision | None:
-    """End a worker that costs more than its row says, as soon as nothing is lent on it."""
-    if not ledger.leases_on.get(worker.node):
-        return terminate(ledger, worker, why, now)
-    if worker.problem == why:
-        return None
-    return Decision([replace(worker, problem=why)], [worker_record("worker-problem", worker, why)])
 
 
 def _ends_at_ms(worker: Worker, found: ListedInstance, asked_at_ms: int) -> int:

@@ -1,8 +1,8 @@
 """Deciders of pull workers: nodes without an agent, which report what they have and ask for their tasks.
 
 A task is assigned to a worker that is asking for one, and waits until the worker takes it: only then does it run. Asked
-again, the same attempt is handed out again. Another registration of the same worker is another process: what the
-earlier one had taken is lost, for nobody can know how it ended, and its fence is stale.
+again, the same attempt is handed out again. Another registration of the same worker is another process: the tasks
+of the earlier one are lost, for nobody can know how they ended, and its fence is stale.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from distributed_grid.domain.jobs import Ending, Job, Outcome
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import GpuUsage, Node, NodeObservation, Usage
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step, advance
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, Record
@@ -45,7 +44,7 @@ def on_registered(ledger: Ledger, event: PullWorkerRegistered, now: int) -> Deci
     stale = [one.lease_id for one in taken if one.started_at_ms and one.machine != node.incarnation]
     why = f"{node.name} was registered anew, by another process than the one that ran it"
     lost: list[Cause] = [LeaseLost(lease_id, why) for lease_id in stale[:MAX_LEASES_PER_STEP]]
-    decision.follow = [*lost, HeartbeatReceived(node.name, event.usage), *decision.follow]
+    decision.follow = [*lost, HeartbeatReceived(name=node.name, usage=event.usage), *decision.follow]
     if stale[MAX_LEASES_PER_STEP:]:
         decision.later = [event]
     return decision
@@ -69,7 +68,7 @@ def on_task_asked(ledger: Ledger, event: TaskAsked, now: int) -> Decision:
     node = registered_worker(ledger, event.worker, event.incarnation)
     last = ledger.observations.get(node.name)
     usage = last.usage if last is not None and last.usage is not None else Usage()
-    running, over = frozenset(event.running), Decision(follow=[HeartbeatReceived(node.name, usage)])
+    running, over = frozenset(event.running), Decision(follow=[HeartbeatReceived(name=node.name, usage=usage)])
     attempts = [(job.attempt.assigned_at_ms, job.uid, job) for job in ledger.jobs_of(node.name) if job.attempt]
     for _, _, job in sorted(attempts, key=lambda entry: entry[:2]):
         attempt = job.attempt
@@ -79,14 +78,27 @@ def on_task_asked(ledger: Ledger, event: TaskAsked, now: int) -> Decision:
         if job.state is JobState.STOPPING:
             assert job.stop is not None
             outcome = Outcome(job.stop.ending, detail=job.stop.detail)
-            over.follow.append(AttemptEnded(job.uid, attempt.number, attempt.fence, outcome))
+            over.follow.append(AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome))
             continue
-        decision = _handed_out(ledger, job, node, now)
-        seen = last or NodeObservation(node.name, 0)
+        attempt, lease = job.attempt, ledger.leases[job.lease_id]
+        assert attempt is not None
+        decision = Decision(answer=JobAnswer(job, lease))
+        if job.state is JobState.ASSIGNED:  # it runs from now on
+            attempt = replace(attempt, started_at_ms=now, machine=node.incarnation)
+            job = replace(job, state=advance(job.state, Step.START), attempts=(*job.attempts[:-1], attempt))
+            decision.changes.append(job)
+            if lease.state is LeaseState.RESERVING:
+                lease = replace(lease, state=advance(lease.state, Step.BIND))
+                decision.changes.append(lease)
+            data = {"job_id": job.id, "attempt": attempt.number}
+            taken = Record("started", job.request.user, job.uid, node.name, "taken by the worker", data=data)
+            decision.records.append(taken)
+            decision.answer = JobAnswer(job, lease)
+        seen = last or NodeObservation(node=node.name, at_ms=0)
         decision.changes.append(replace(seen, handed_out=job.uid, handed_out_ask=event.ask_id))
         decision.follow = over.follow
         return decision
-    seen = ledger.observations.get(node.name) or NodeObservation(node.name, 0)
+    seen = ledger.observations.get(node.name) or NodeObservation(node=node.name, at_ms=0)
     over.changes.append(replace(seen, asking_since_ms=now))
     if ledger.waiting and not seen.asking_since_ms:
         over.follow.append(ScanQueue())
@@ -121,26 +133,9 @@ def _given_back(ledger: Ledger, job: Job, node: Node, why: str, now: int) -> Dec
     if job.state is JobState.STOPPING:
         assert job.stop is not None
         outcome = Outcome(job.stop.ending, detail=job.stop.detail)
-        return Decision(follow=[AttemptEnded(job.uid, attempt.number, attempt.fence, outcome)])
+        return Decision(follow=[AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=outcome)])
     untaken = replace(job, attempts=(*job.attempts[:-1], replace(attempt, started_at_ms=0, machine="")))
     return requeue_unstarted(ledger, untaken, LeaseEnd.RECLAIMED, why, now, ending=Ending.NEVER_STARTED)
-
-
-def _handed_out(ledger: Ledger, job: Job, node: Node, now: int) -> Decision:
-    """The answer with the attempt; one that was assigned only runs from now on."""
-    attempt, lease = job.attempt, ledger.leases[job.lease_id]
-    assert attempt is not None
-    if job.state is not JobState.ASSIGNED:
-        return Decision(answer=JobAnswer(job, lease))
-    attempt = replace(attempt, started_at_ms=now, machine=node.incarnation)
-    job = replace(job, state=advance(job.state, Step.START), attempts=(*job.attempts[:-1], attempt))
-    changes: list[Row] = [job]
-    if lease.state is LeaseState.RESERVING:
-        lease = replace(lease, state=advance(lease.state, Step.BIND))
-        changes.append(lease)
-    data = {"job_id": job.id, "attempt": attempt.number}
-    record = Record("started", job.request.user, job.uid, node.name, "taken by the worker", data)
-    return Decision(changes, [record], JobAnswer(job, lease))
 
 
 def on_reassessment_requested(ledger: Ledger, event: ReassessmentRequested, now: int) -> Decision:

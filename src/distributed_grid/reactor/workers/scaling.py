@@ -1,8 +1,8 @@
-"""Deciders of scaling: its rules, an evaluation and what it calls for, and the end of a worker that was drained.
+"""Deciders of scaling: its rules, evaluations and their actions, and the end of a drained worker.
 
-The evaluation is a step of its own and records its sample of the utilization. What it calls for is done one worker
+The evaluation is a step of its own and records its sample of the utilization. Its actions are performed one worker
 after the other, some in that step and the others in later ones: each checks the leases and the budget of its moment.
-What is refused then is a record in the audit trail, never an error.
+A refused one is a record in the audit trail, never an error.
 """
 
 from __future__ import annotations
@@ -72,45 +72,37 @@ def _next_action(ledger: Ledger, order: ScaleWorkers, now: int) -> tuple[Decisio
         if plan.worker_ids:
             worker_id, *others = plan.worker_ids
             rest = replace(plan, worker_ids=tuple(others))
-            return _resume_or_drain(ledger, plan, worker_id, now), rest
+            if plan.action == "scale_up":
+                resumed = lifecycle.on_resumed(ledger, WorkerResumed(worker_id, GRID_USER, plan.reason), now)
+                return _marked(resumed, surplus=False), rest
+            drain = WorkerDrainRequested(worker_id, GRID_USER, plan.reason)
+            return _marked(lifecycle.on_drain_requested(ledger, drain, now), surplus=True), rest
         assert plan.worker is not None, "workers are started of some type"
         rest = replace(plan, count=plan.count - 1)
         wanted = replace(plan.worker, id=order.ids[0], by=GRID_USER, why=plan.reason)
         return lifecycle.on_requested(ledger, WorkerRequested(wanted, order.wall_ms), now), rest
     except GridError as refusal:
-        record = Record("not-scaled", GRID_USER, "scaling", "", str(refusal), {"action": plan.action})
+        record = Record("not-scaled", GRID_USER, "scaling", "", str(refusal), data={"action": plan.action})
         return Decision(records=[record]), replace(plan, worker_ids=(), count=0)
 
 
-def _resume_or_drain(ledger: Ledger, plan: ScalingPlan, worker_id: str, now: int) -> Decision:
-    if plan.action == "scale_up":
-        decision = lifecycle.on_resumed(ledger, WorkerResumed(worker_id, GRID_USER, plan.reason), now)
-        return _marked(decision, spare=False)
-    order = WorkerDrainRequested(worker_id, GRID_USER, plan.reason)
-    return _marked(lifecycle.on_drain_requested(ledger, order, now), spare=True)
-
-
-def _marked(decision: Decision, *, spare: bool) -> Decision:
+def _marked(decision: Decision, *, surplus: bool) -> Decision:
     """With the worker marked as one that nobody needs, or not any more."""
-    rows: list[Row] = [replace(row, spare=spare) if isinstance(row, Worker) else row for row in decision.changes]
+    rows: list[Row] = [replace(row, surplus=surplus) if isinstance(row, Worker) else row for row in decision.changes]
     decision.changes = rows
     return decision
 
 
 def on_outputs_collected(ledger: Ledger, event: OutputsCollected, now: int) -> Decision:
-    """Terminate a worker that drains, if nothing is lent there; what could not be copied is recorded."""
+    """Terminate a draining worker if nothing is lent there; files that could not be copied are recorded."""
     worker = ledger.workers.get(event.worker_id)
     if worker is None or worker.state is not WorkerState.DRAINING or ledger.leases_on.get(worker.node):
         return Decision()
     order = WorkerTerminationRequested(worker.id, GRID_USER, worker.why, event.wall_ms)
     decision = lifecycle.on_termination_requested(ledger, order, now)
     decision.answer = None
-    decision.records.insert(0, _kept(worker, event))
-    return decision
-
-
-def _kept(worker: Worker, event: OutputsCollected) -> Record:
     files = f"{event.files:,} file{'' if event.files == 1 else 's'} of ended jobs brought home"
     lost = f", {len(event.lost):,} lost: {'; '.join(event.lost[:MAX_LOST_LISTED])}" if event.lost else ""
     data = {"files": event.files, "bytes": event.bytes, "lost": list(event.lost[:MAX_LOST_LISTED])}
-    return Record("outputs-kept", GRID_USER, worker.id, worker.node, files + lost, data)
+    decision.records.insert(0, Record("outputs-kept", GRID_USER, worker.id, worker.node, files + lost, data=data))
+    return decision

@@ -1,14 +1,15 @@
 """Periodic check of workers: launches and joins that take too long, ends, silence, closures that are over, budgets.
 
-What a day does not pay for any longer is drained, then terminated. A worker that runs past midnight was within
+A worker beyond the budget of its day is drained, then terminated. A worker that runs past midnight was within
 yesterday's budget, not today's. While there is just enough left for all of them to end by themselves, should the
-control plane die now, they are terminated; a few minutes before that they are drained. What is over a budget even so
-can only be a termination that its provider does not answer, and is said loudly.
+control plane die now, they are terminated; a few minutes before that they are drained. Only a termination that its
+provider does not answer can exceed a budget even so, and raises an alarm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,7 +34,6 @@ from distributed_grid.reactor.workers.lifecycle import (
 from distributed_grid.scheduling.scaling.budget import (
     HOUR_MS,
     BudgetState,
-    CoreHours,
     alone_ms,
     budget_state,
     core_budget_key,
@@ -71,13 +71,17 @@ def check_workers(ledger: Ledger, check: CheckWorkers, now: int) -> Decision:
         replace(closure, opened=True) for closure in ledger.offer_closures.values() if closure.until_ms <= now
     ]
     if ledger.workers:
-        _settle_all(ledger, decision, now, check.wall_ms)
+        for row in ledger.spending.values():  # stored once in a while, and when a day has begun
+            settled = settle(ledger, row.provider, now, check.wall_ms)
+            is_more = (settled.spent_micro, settled.core_ms) != (row.spent_micro, row.core_ms)
+            if settled.day != row.day or (now - row.as_of_ms >= SETTLE_MS and is_more):
+                decision.changes.append(settled)
         _guard_budgets(ledger, decision, now, check.wall_ms)
     return decision
 
 
 def _overdue(ledger: Ledger, worker: Worker, now: int, wall_ms: int) -> Decision | None:
-    """What is due for one worker; None where that is nothing."""
+    """Decision that is due for one worker; None if none is."""
     rules = ledger.worker_rules
     if worker.state is not WorkerState.TERMINATING and (lost := lost_host(ledger, worker)):
         if worker.state is WorkerState.WANTED:
@@ -122,17 +126,13 @@ def core_alarm(provider: str) -> str:
     return f"core_hours_exceeded_{provider}"
 
 
-def _settle_all(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> None:
-    """Store what was spent, once in a while and when a day has begun."""
-    for row in ledger.spending.values():
-        settled = settle(ledger, row.provider, now, wall_ms)
-        is_more = (settled.spent_micro, settled.core_ms) != (row.spent_micro, row.core_ms)
-        if settled.day != row.day or (now - row.as_of_ms >= SETTLE_MS and is_more):
-            decision.changes.append(settled)
+def _core_price(provider: str, worker: Worker) -> int:
+    """Core-milliseconds of an hour of a worker of this provider."""
+    return core_ms(worker, HOUR_MS) if worker.provider == provider else 0
 
 
 class _DayLimit(Struct, frozen=True):
-    """What a day may cost: `spent` of `limit`, and what an hour of a worker costs of it."""
+    """Limit of the cost of a day: `spent` of `limit`, and the cost of an hour of a worker."""
 
     spent: int
     limit: int
@@ -145,7 +145,17 @@ def _guard_budgets(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -
     state = budget_state(ledger, now, wall_ms)
     _raise_alarms(ledger, state, decision)
     follow: dict[str, Event] = {}
-    for limit in _day_limits(state):
+    limits = []
+    for core in state.cores:
+        left = f"{core_hours(max(core.limit_ms - core.used_ms, 0)):g}"
+        why = f"{core_budget_key(core.provider)} of {core.limit_milli / 1000:g} is used but for {left}"
+        price = partial(_core_price, core.provider)
+        limits.append(_DayLimit(core.used_ms, core.limit_ms, why, price))
+    if state.per_day_micro is not None:
+        left = usd(max(state.per_day_micro - state.spent_micro, 0))
+        why = f"scaling.budget_per_day of {usd(state.per_day_micro)} is spent but for {left}"
+        limits.insert(0, _DayLimit(state.spent_micro, state.per_day_micro, why, lambda worker: worker.price_micro or 0))
+    for limit in limits:
         counted = [worker for worker in ledger.workers.values() if limit.price(worker)]
         if _is_short(counted, limit, state, now, TERMINATE_LEAD_MS):
             for worker in counted:
@@ -166,25 +176,6 @@ def _is_short(workers: Sequence[Worker], limit: _DayLimit, state: BudgetState, n
     times = ((worker, alone_ms(worker, state.rules, now, lead_ms)) for worker in workers)
     ahead = sum(cost_micro(limit.price(worker), min(alone, state.until_midnight_ms)) for worker, alone in times)
     return bool(workers) and limit.spent + ahead > limit.limit
-
-
-def _day_limits(state: BudgetState) -> list[_DayLimit]:
-    limits = [_core_limit(one) for one in state.cores]
-    if state.per_day_micro is not None:
-        left = usd(max(state.per_day_micro - state.spent_micro, 0))
-        why = f"scaling.budget_per_day of {usd(state.per_day_micro)} is spent but for {left}"
-        limits.insert(0, _DayLimit(state.spent_micro, state.per_day_micro, why, lambda one: one.price_micro or 0))
-    return limits
-
-
-def _core_limit(core: CoreHours) -> _DayLimit:
-    left = core_hours(max(core.limit_ms - core.used_ms, 0))
-    why = f"{core_budget_key(core.provider)} of {core.limit_milli / 1000:g} is used but for {left:g}"
-
-    def price(worker: Worker) -> int:
-        return core_ms(worker, HOUR_MS) if worker.provider == core.provider else 0
-
-    return _DayLimit(core.used_ms, core.limit_ms, why, price)
 
 
 def _raise_alarms(ledger: Ledger, state: BudgetState, decision: Decision) -> None:

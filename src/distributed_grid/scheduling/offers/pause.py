@@ -51,7 +51,7 @@ as much."""
 _MAX_DOUBLINGS = 16
 
 
-class OfferPause(Struct, frozen=True):
+class OfferPause(Struct, frozen=True, kw_only=True):
     """A resource that is paused: a GPU with its `index`; the mark, and the mean of the last minute.
 
     While that is above the mark, `returns_at_ms` is the earliest return: when the mean would be at the mark were
@@ -155,7 +155,11 @@ def pauses(node: Node, seen: NodeObservation) -> tuple[OfferPause, ...]:
             continue
         if used > mark:
             returns_at_ms = _earliest_return(recent, at, min(WINDOW_MS, limits.dwell_ms), mark)
-            paused.append(OfferPause(resource, mark, used, returns_at_ms, index))
+            paused.append(
+                OfferPause(
+                    resource=resource, mark_milli=mark, measured_milli=used, returns_at_ms=returns_at_ms, index=index
+                )
+            )
             continue
         fades_at_ms = now + ceil(HISTORY_MS * log(history.above_share / MAX_ABOVE_SHARE))
         since_ms = now if history.below_since_ms is None else history.below_since_ms

@@ -252,7 +252,7 @@ def classify(process: ProcessInfo) -> Classification:
 
 def classify_command(argv: tuple[str, ...]) -> Classification:
     """The type of a command by its words alone."""
-    kind, word = _by_words(ProcessInfo(0, 0, "", 0, 0, "", "", argv))
+    kind, word = _by_words(ProcessInfo(pid=0, pid_start=0, boot="", ppid=0, uid=0, user="", name="", argv=argv))
     if kind is None:
         return Classification(ProcessType.BATCH, ("nothing else is known of it",))
     return Classification(kind, (f"its command says {word}",))

@@ -66,7 +66,7 @@ class MoveTarget(Struct, frozen=True):
 
 
 class MoveTargets:
-    """Finds targets for the work of one node; what was assigned to one of them is not spared twice."""
+    """Finds targets for the work of one node; resources that were assigned on one of them are not assigned twice."""
 
     def __init__(
         self, scan: PressureScan, node: str, only: str = "", absent: Mapping[str, Collection[str]] | None = None
@@ -126,15 +126,12 @@ class MoveTargets:
             return ""
         for kind in WATCHED_RESOURCES:
             asked = asked_amount(request.ask, kind)
-            spare = self._spare(name, kind)
-            if asked > max(spare, 0):
-                return f"{name}: {describe(kind, max(spare, 0))} to spare, {describe(kind, asked)} needed"
+            if (name, kind) not in self._surplus:
+                self._surplus[name, kind] = surplus(self._scan, name, kind)
+            left = max(self._surplus[name, kind] - self._assigned[name, kind], 0)
+            if asked > left:
+                return f"{name}: {describe(kind, left)} to spare, {describe(kind, asked)} needed"
         return ""
-
-    def _spare(self, name: str, kind: ResourceType) -> int:
-        if (name, kind) not in self._surplus:
-            self._surplus[name, kind] = surplus(self._scan, name, kind)
-        return self._surplus[name, kind] - self._assigned[name, kind]
 
     def _why_nowhere(self, request: Request, refusals: list[str]) -> str:
         if self._only and not refusals:
@@ -150,7 +147,7 @@ class MoveTargets:
 
 
 def amounts_text(ask: Amounts) -> str:
-    """What is asked for, in words."""
+    """Requested amounts as text."""
     return ", ".join(describe(kind, asked_amount(ask, kind)) for kind in WATCHED_RESOURCES if asked_amount(ask, kind))
 
 
@@ -171,7 +168,7 @@ _WAYS = list(Way)
 _NEVER_RECOMMENDED = (ProcessType.INTERACTIVE, ProcessType.DAEMON)
 
 
-class Proposal(Struct, frozen=True):
+class Proposal(Struct, frozen=True, kw_only=True):
     """A piece of work on a node, and what could be done with it.
 
     Either `process` is set, or `job` (its uid) and `job_id`. `ask` is what it needs on the target. `way`, `target` and
@@ -243,7 +240,7 @@ def files_to_check(proposals: Sequence[Proposal]) -> dict[str, tuple[tuple[str, 
 
 
 def process_ask(process: ProcessInfo) -> Amounts:
-    """What a process needs elsewhere: the cores it uses, rounded up, its memory with a margin, and a GPU if it has one.
+    """Needs of a process elsewhere: the cores it uses, rounded up, its memory with a margin, and a GPU if it has one.
 
     What an agent says is believed within bounds only."""
     cores = max(-(-max(process.cpu_milli, 0) // 1000), 1)
@@ -263,11 +260,11 @@ def _propose_job(scan: PressureScan, node: str, job: Job, lease: Lease, targets:
     started_ms = job.attempt.started_at_ms if job.attempt is not None else 0
     how: JobWay = job_way(scan.ledger, job, lease, scan.now)
     proposal = Proposal(
-        node,
-        job.request.user,
-        one_line(shown_command(job.command.argv, MAX_COMMAND_CHARS)),
-        known.type,
-        job.sized_request.ask,
+        node=node,
+        user=job.request.user,
+        command=one_line(shown_command(job.command.argv, MAX_COMMAND_CHARS)),
+        process_type=known.type,
+        ask=job.sized_request.ask,
         age_ms=max(scan.now - (started_ms or job.submitted_at_ms), 0),
         job=job.uid,
         job_id=job.id,
@@ -291,11 +288,11 @@ def _propose_process(
 ) -> Proposal:
     known, ask = classify(process), process_ask(process)
     proposal = Proposal(
-        node,
-        process.user,
-        one_line(shown_command(process.argv, MAX_COMMAND_CHARS) or process.name),
-        known.type,
-        ask,
+        node=node,
+        user=process.user,
+        command=one_line(shown_command(process.argv, MAX_COMMAND_CHARS) or process.name),
+        process_type=known.type,
+        ask=ask,
         age_ms=max(process.age_ms, 0),
         process=process,
         reasons=(*_pressure(scan, node), *map(one_line, known.reasons)),
@@ -316,7 +313,7 @@ def _propose_process(
         needs_consent=not has_consent,
         reasons=(*proposal.reasons, lost, *_consent(shape, where, has_consent)),
     )
-    request = Request(f"{MOVE_PREFIX}{process.pid}", process.user, ask)
+    request = Request(id=f"{MOVE_PREFIX}{process.pid}", user=process.user, ask=ask)
     proposal = _with_target(scan, proposal, request, targets, process.needs)
     if proposal.movable and process.needs and proposal.target not in absent:
         proposal = replace(proposal, confidence=proposal.confidence * UNCHECKED_MILLI // 1000)
@@ -400,7 +397,7 @@ def _relief(scan: PressureScan, one: Proposal, kind: ResourceType) -> int:
 def _request_of(scan: PressureScan, one: Proposal) -> Request:
     if one.process is None:
         return scan.ledger.jobs[one.job].sized_request
-    return Request(f"{MOVE_PREFIX}{one.process.pid}", one.user, one.ask)
+    return Request(id=f"{MOVE_PREFIX}{one.process.pid}", user=one.user, ask=one.ask)
 
 
 def _moves_of(scan: PressureScan, node: str, process: ProcessInfo) -> Iterator[Move]:

@@ -162,7 +162,7 @@ def memory_mark(node: Node, limits: OfferThresholds, lent_bytes: int) -> float:
     return 1000 * max(has - limits.memory_min_bytes - lent_bytes, grown) / has
 
 
-class NodeScore(Struct, frozen=True, array_like=True):
+class NodeScore(Struct, frozen=True, array_like=True, kw_only=True):
     """Score and state of a node at the decision: its priority (`rank`), the priority's part of the score (`weight`, -1
     if not recorded), and the free and lent amounts."""
 
@@ -178,7 +178,7 @@ class NodeScore(Struct, frozen=True, array_like=True):
     weight: int = -1
 
 
-class Choice(Struct, frozen=True, omit_defaults=True):
+class Choice(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Chosen node, its runners-up, and the confidence.
 
     `confidence` and its three factors are in thousandths. `fits` counts the nodes that fit; `displaced` are the leases

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from distributed_grid.domain.indexes.columns import THOUSANDTH, WHOLE, FreeColumns
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.leases import NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, Claim
 from distributed_grid.domain.scheduling_policy import Strategy
@@ -201,15 +201,15 @@ def allowed_rows(ledger: Ledger, request: Request) -> Mask | None:
     # Kind of node: a task goes to a pull worker that is asking for one, a reservation to any.
     columns = ledger.columns
     mask: Mask | None
-    if not ledger.pull_nodes and request.runs_on is not WorkerKind.PULL:
+    if not ledger.pull_nodes and request.runs_on is not NodeKind.PULL:
         mask = None
-    elif request.runs_on is WorkerKind.AGENT:
+    elif request.runs_on is NodeKind.AGENT:
         mask = ~columns.pull
     elif request.task:
-        mask = columns.pull.copy() if request.runs_on is WorkerKind.PULL else None
+        mask = columns.pull.copy() if request.runs_on is NodeKind.PULL else None
     else:
         able = columns.pull & columns.asking
-        mask = able if request.runs_on is WorkerKind.PULL else able | ~columns.pull
+        mask = able if request.runs_on is NodeKind.PULL else able | ~columns.pull
     if request.starts_without_cores and ledger.columns.keeps_cpu.any():
         mask = _intersect(mask, ~ledger.columns.keeps_cpu)
     if request.closed:
@@ -267,9 +267,9 @@ class Constraints:
         """The constraint that a node does not meet, as text, or None."""
         ledger, request = self._ledger, self._request
         is_pull = node in ledger.pull_nodes
-        if is_pull and request.runs_on is WorkerKind.AGENT:
+        if is_pull and request.runs_on is NodeKind.AGENT:
             return "a pull worker, which only runs tasks"
-        if not is_pull and request.runs_on is WorkerKind.PULL:
+        if not is_pull and request.runs_on is NodeKind.PULL:
             return "not a pull worker, and the task has no command"
         if request.require and node not in self._required:
             return f"not one of the required nodes ({_listed(request.require)})"
@@ -310,7 +310,7 @@ def _listed(names: Sequence[str]) -> str:
 RUNNERS_UP = 2
 
 
-class Placement(Struct, frozen=True):
+class Placement(Struct, frozen=True, kw_only=True):
     """A node and the exact claim there, with the number of nodes that fit and the runners-up with their scores.
 
     `preferred`: the request prefers the node, and another would be the best without that. `others` are the nodes of the
@@ -330,7 +330,7 @@ class Placement(Struct, frozen=True):
 
 def find_placement(ledger: Ledger, request: Request, *, avoid: frozenset[str] = frozenset()) -> Placement | None:
     """The best place for a request, or None where it does not fit anywhere now; never on a node to avoid."""
-    if request.runs_on is WorkerKind.PULL and not ledger.asking_nodes and not request.task:
+    if request.runs_on is NodeKind.PULL and not ledger.asking_nodes and not request.task:
         return None  # the usual case of a task: nobody asks for one
     mask = candidate_rows(ledger, request, avoid=avoid)
     fits = int(np.count_nonzero(mask))

@@ -216,10 +216,10 @@ def plan_borrow(scan: PressureScan, node: str, resource: ResourceType) -> Borrow
     if lenders:
         number = scan.ledger.counters.get(AUTOMATIC_COUNTER, 0) + 1
         request = Request(
-            request_id(node, resource, number),
-            GRID_USER,
-            amounts_of(resource, size),
-            policy.priority,
+            id=request_id(node, resource, number),
+            user=GRID_USER,
+            ask=amounts_of(resource, size),
+            priority=policy.priority,
             require=lenders,
             wait_ms=0,
             duration_ms=policy.term * scan.rules.interval_ms,
@@ -290,7 +290,7 @@ def carve_placement(
 
     A request that would have to wait gets it whatever it prefers; others only where their own wishes allow that.
     """
-    if GRID_USER not in ledger.held or request.gang > 1 or request.within or is_automatic(request):
+    if GRID_USER not in ledger.held or request.gang > 1 or request.use_lease or is_automatic(request):
         return None
     if not waits and request.strategy is not None:
         return None
@@ -334,7 +334,9 @@ def _carve_on(ledger: Ledger, request: Request, node: str, leases: list[Lease]) 
     if not carved:
         return None
     preferred = node in request.prefer
-    return Placement(node, claim, strategy_of(ledger, request), preferred=preferred, carved=tuple(carved))
+    return Placement(
+        node=node, claim=claim, strategy=strategy_of(ledger, request), preferred=preferred, carved=tuple(carved)
+    )
 
 
 def _without(claim: Claim, taken: Claim) -> Claim:

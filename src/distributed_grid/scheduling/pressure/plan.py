@@ -116,7 +116,13 @@ def _track_resource(scan: PressureScan, node: str, resource: ResourceType, old: 
         loans = (lease for lease in loans if resource_of(lease.request.ask) is resource)
         if used_at_ms is None or any(is_in_use(scan.ledger, lease) for lease in loans):
             used_at_ms = scan.now
-    watch = PressureWatch(above, below, old.acted_at_ms, old.refused and not is_below, used_at_ms)
+    watch = PressureWatch(
+        above_since_ms=above,
+        below_since_ms=below,
+        acted_at_ms=old.acted_at_ms,
+        refused=old.refused and not is_below,
+        used_at_ms=used_at_ms,
+    )
     if not old.unused_amount or is_below or scan.may_retry_unused(old.acted_at_ms):
         return watch
     if any(node in belongs_to(request) and asked_amount(request.ask, resource) for request in scan.waiting()):
@@ -132,7 +138,7 @@ def _track_spread(scan: PressureScan, node: str, lowest: list[tuple[int, str]], 
     least, _ = lowest[0] if machine_of(nodes[lowest[0][1]]) != machine_of(nodes[node]) else lowest[1]
     if score - least <= scan.rules.policy.spread_milli:
         return PressureWatch()
-    return PressureWatch(scan.now if old.above_since_ms is None else old.above_since_ms)
+    return PressureWatch(above_since_ms=scan.now if old.above_since_ms is None else old.above_since_ms)
 
 
 def states_after_arrival(ledger: Ledger, request: Request) -> list[RebalanceState]:

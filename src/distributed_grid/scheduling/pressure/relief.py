@@ -28,7 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.jobs import Job
-from distributed_grid.domain.leases import Lease, WorkerKind
+from distributed_grid.domain.leases import Lease, NodeKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MAX_CONSIDERED, Considered, DegradedNode, OffloadWatch, Way
 from distributed_grid.domain.rebalancing import (
@@ -119,9 +119,9 @@ def _obstacle(ledger: Ledger, job: Job, lease: Lease) -> Obstacle | None:
         return Obstacle(ObstacleKind.NOT_RUNNING, "it is being stopped")
     if lease.gang or job.request.gang > 1:
         return Obstacle(ObstacleKind.GANG, "it runs on several nodes together")
-    if job.request.within:
-        return Obstacle(ObstacleKind.BOUND, f"it uses what {job.request.within} holds, which stays here")
-    if job.request.runs_on is WorkerKind.PULL:
+    if job.request.use_lease:
+        return Obstacle(ObstacleKind.BOUND, f"it uses what {job.request.use_lease} holds, which stays here")
+    if job.request.runs_on is NodeKind.PULL:
         return Obstacle(ObstacleKind.BOUND, "it is a task of pull workers")
     if lease.state is LeaseState.RELEASING:
         return Obstacle(ObstacleKind.NOT_RUNNING, f"its lease is {lease.state}")
@@ -413,7 +413,7 @@ def _choose_job(scan: PressureScan, node: str, watch: OffloadWatch, cause: str) 
 
 def _move_obstacle(scan: PressureScan, job: Job, lease: Lease, tried: set[str]) -> str:
     """Why a job is not moved now, whatever it may gain; empty where it may be."""
-    if lease.gang or job.request.within:
+    if lease.gang or job.request.use_lease:
         return "it runs within a lease that is held besides it"
     if job.state not in _RUNS or lease.state is not LeaseState.ACTIVE:
         return f"it is {job.state}"

@@ -48,7 +48,7 @@ LOW_MARGIN_MILLI = 100
 """Distance of a low mark below its threshold: measures taken because of the threshold are undone there."""
 SURE_MILLI = 800
 """Certainty from which on a forecast of memory is believed."""
-_UNKNOWN = PressureReading("")
+_UNKNOWN = PressureReading(node="")
 
 
 def automatic_leases(ledger: Ledger) -> list[Lease]:
@@ -136,7 +136,7 @@ class PressureScan(Struct, frozen=True, kw_only=True):
     # ------------------------------------------------------------------ watermarks
 
     def state(self, node: str) -> RebalanceState:
-        return self.ledger.rebalance_states.get(node) or RebalanceState(node)
+        return self.ledger.rebalance_states.get(node) or RebalanceState(node=node)
 
     def is_above(self, node: str, resource: ResourceType) -> bool:
         """Whether a node is above its high watermark, or surely will be."""
@@ -195,7 +195,7 @@ class PressureScan(Struct, frozen=True, kw_only=True):
     def watch(self, node: str) -> OffloadWatch:
         """The watch over a node; one that is new here rests as if the last move had been its own."""
         known = self.ledger.offload_watches.get(node)
-        return known or OffloadWatch(node, moved_at_ms=self.ledger.auto_offload.moved_at_ms)
+        return known or OffloadWatch(node=node, moved_at_ms=self.ledger.auto_offload.moved_at_ms)
 
     def threshold(self, resource: ResourceType) -> int:
         """The level from which on jobs leave a node, in thousandths."""

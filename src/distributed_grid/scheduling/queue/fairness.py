@@ -60,7 +60,7 @@ def settle_account(
     ledger: Ledger, user: str, now: int, *, begins: Lease | None = None, over: Lease | None = None
 ) -> Account:
     """A user's account up to now, before its holdings change by a lease that `begins` or is `over`."""
-    old = ledger.accounts.get(user) or Account(user, now)
+    old = ledger.accounts.get(user) or Account(user=user, at_ms=now)
     policy = ledger.policy
     runs, overran_at_ms, promoted_at_ms = old.runs, old.overran_at_ms, old.promoted_at_ms
     if begins is not None and now - begins.asked_at_ms >= policy.starvation_ms:

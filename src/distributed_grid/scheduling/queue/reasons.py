@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.leases import Lease, Request, WorkerKind
+from distributed_grid.domain.leases import Lease, NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
@@ -62,7 +62,7 @@ def describe_amounts(ask: Amounts) -> str:
 def never_fits(ledger: Ledger, request: Request) -> tuple[Reason, ...] | None:
     """Each node's limit where no node could ever serve the request; None where one could. A pull worker that could may
     be registered at any time."""
-    if request.runs_on is not WorkerKind.AGENT:
+    if request.runs_on is not NodeKind.AGENT:
         return None
     ask = request.ask
     refusals: list[Reason] = []
@@ -128,7 +128,7 @@ def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[Reason, ...
         for node, reason in zip(nodes, listed, strict=False)
     )
     coming: list[Reason] = []
-    if not (request.require or request.labels or request.runs_on is WorkerKind.PULL):
+    if not (request.require or request.labels or request.runs_on is NodeKind.PULL):
         ask = request.ask
         coming = [
             Reason(f"{worker.id}: a worker of {worker.provider} that could serve it; it is {worker.state}")

@@ -170,7 +170,9 @@ class _StartPlan:
         for _, _, node in found:
             releases, lendable = self._releases(node), self._ledger.nodes[node].lendable
             claim = releases.claims_after(start).claim_for(lease.request.ask, lendable)
-            releases.add(end, Lease(lease.id, lease.request, lease.asked_at_ms, node=node, claim=claim))
+            releases.add(
+                end, Lease(id=lease.id, request=lease.request, asked_at_ms=lease.asked_at_ms, node=node, claim=claim)
+            )
 
     def start_of(self, lease: Lease) -> tuple[int, str]:
         """Earliest start of a request after the planned ones, and the reason."""

@@ -51,7 +51,7 @@ class CoreHours(Struct, frozen=True):
         return self.used_ms + self.ahead_ms
 
 
-class BudgetState(Struct, frozen=True):
+class BudgetState(Struct, frozen=True, kw_only=True):
     """Costs of workers at one moment: `rate_micro` an hour, `spent_micro` on `day` so far, `ahead_micro` more by
     midnight (in `until_midnight_ms`).
 
@@ -194,14 +194,16 @@ def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
     day = current_day(ledger, wall_ms)
     row = ledger.spending.get(provider)
     if row is None:
-        return Spending(provider, day, 0, now)
+        return Spending(provider=provider, day=day, spent_micro=0, as_of_ms=now)
     if day > row.day and (day == row.day + 1 or wall_ms - (row.day + 1) * DAY_MS <= now - row.as_of_ms + HOUR_MS):
         midnight = now - (wall_ms - day * DAY_MS) if wall_ms >= day * DAY_MS else row.as_of_ms
         until_ms = min(max(midnight, row.as_of_ms), now)
         if day == row.day + 1:  # of a longer time nobody knows how much of it was on that day
             row = _charge_until(ledger, row, now, until_ms)
         left = PastDay(row.first_day or row.day, row.spent_micro, row.core_ms)
-        row = Spending(provider, day, 0, until_ms, past=(*row.past, left)[-MAX_PAST_DAYS:])
+        row = Spending(
+            provider=provider, day=day, spent_micro=0, as_of_ms=until_ms, past=(*row.past, left)[-MAX_PAST_DAYS:]
+        )
     elif day != row.day:
         # The row under another day after a jump of the wall clock: spent amounts stay, and those of a day that was
         # left before count again.

@@ -23,7 +23,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.leases import NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Amounts, Capacity, ResourceType
@@ -201,9 +201,9 @@ def fits(size: Size, resources: WorkerResources) -> bool:
 
 def _served_elsewhere(request: Request) -> str:
     """Why no new worker would get this request, whatever it has; empty where one would."""
-    if request.within:
+    if request.use_lease:
         return INSIDE
-    if request.runs_on is WorkerKind.PULL:
+    if request.runs_on is NodeKind.PULL:
         return PULLED
     if request.require or request.labels:
         return PINNED
@@ -347,7 +347,7 @@ def pack(ledger: Ledger, demand: Demand, room_for_new: int, now: int) -> UnmetDe
     ]
     silent = (_left_on(ledger, node) for node in ledger.nodes.values() if node.state in _SILENT)
     coming = Bins.of_workers([*on_their_way, *silent])
-    draining = [one for one in ledger.workers.values() if one.state is WorkerState.DRAINING and one.spare]
+    draining = [one for one in ledger.workers.values() if one.state is WorkerState.DRAINING and one.surplus]
     surplus = Bins.of_workers(usable(worker.resources) for worker in draining)
     used = np.zeros(len(draining), dtype=np.bool_)
     unmet: list[WaitingShape] = []

@@ -127,7 +127,7 @@ _ORDER = (ResourceType.GPU, ResourceType.MEMORY, ResourceType.CPU)
 _SERVING = frozenset({WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING, WorkerState.JOINED})
 
 
-class ScalingEvaluation(Struct, frozen=True):
+class ScalingEvaluation(Struct, frozen=True, kw_only=True):
     """The plan and its inputs; the direction rests until `up_at_ms` or `down_at_ms` (0: it does not rest)."""
 
     plan: ScalingPlan

@@ -115,5 +115,13 @@ class AutoOffloader:
             alerts.append(("auto_offload", "auto_offload", False, 1.0, "automatic offloading goes on"))
         for subject, resource, raised, mark, detail in alerts:
             self._alert(
-                Alert(subject, resource, raised=raised, value=float(raised), mark=mark, at_ms=now, detail=detail)
+                Alert(
+                    node=subject,
+                    resource=resource,
+                    raised=raised,
+                    value=float(raised),
+                    mark=mark,
+                    at_ms=now,
+                    detail=detail,
+                )
             )

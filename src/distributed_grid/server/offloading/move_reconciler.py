@@ -143,7 +143,7 @@ class ResultCollector:
     async def collect(self, move: Move) -> tuple[str, str]:
         """Manifest of the files that the job has written (empty: none), and the reason of losses. Unreachable if it
         has to be tried again."""
-        attempt = Attempt(0, move.ran_as, move.ran_on, 0, 0)
+        attempt = Attempt(number=0, lease_id=move.ran_as, node=move.ran_on, fence=0, assigned_at_ms=0)
         problems: list[str] = []
         try:
             began = await asyncio.to_thread(stored_manifest, self._store, move.final)

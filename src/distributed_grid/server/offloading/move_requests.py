@@ -19,18 +19,18 @@ READ_FROM_FILE = ("/bin/sh", "-c", 'exec "$@" < "$0"')
 def job_move(move_id: str, job: Job, proposal: Proposal, *, by: str) -> Move:
     assert proposal.way is not None
     request = Request(
-        move_id,
-        GRID_USER,
-        job.request.ask,
-        job.request.priority,
+        id=move_id,
+        user=GRID_USER,
+        ask=job.request.ask,
+        priority=job.request.priority,
         require=(proposal.target,),
         wait_ms=0,
         target=proposal.node,
         limits_memory=job.request.limits_memory,
     )
     return Move(
-        move_id,
-        job.request.user,
+        id=move_id,
+        user=job.request.user,
         source=proposal.node,
         target=proposal.target,
         way=proposal.way,
@@ -48,11 +48,11 @@ def process_move(
 ) -> Move:
     """The move of a process: the same command in its directory, with the variables that its user has named."""
     request = Request(
-        move_id, GRID_USER, proposal.ask, require=(proposal.target,), wait_ms=0, target=proposal.node
+        id=move_id, user=GRID_USER, ask=proposal.ask, require=(proposal.target,), wait_ms=0, target=proposal.node
     )  # the original may grow: its use so far sets no limit
     return Move(
-        move_id,
-        process.user,
+        id=move_id,
+        user=process.user,
         source=proposal.node,
         target=proposal.target,
         way=Way.PROCESS_RESTART,

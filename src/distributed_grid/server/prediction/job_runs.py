@@ -106,7 +106,7 @@ class JobSizer:
 
 def estimate_of(predicted: MemoryPrediction, input_bytes: int) -> JobEstimate:
     return JobEstimate(
-        limits_of(predicted),
+        memory_limits=limits_of(predicted),
         run_ms=predicted.run_ms or 0,
         input_bytes=input_bytes,
         tier=str(predicted.tier),
@@ -197,11 +197,11 @@ def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
     if outcome.ending is Ending.OVER_LIMIT and not outcome.is_disk_overrun:
         memory_bytes = max(memory_bytes, attempt.memory_limit_bytes)
     return TaskRun(
-        job.uid,
-        attempt.number,
-        job.request.user,
-        shape.key,
-        shape.features,
+        task_id=job.uid,
+        attempt=attempt.number,
+        user=job.request.user,
+        key=shape.key,
+        features=shape.features,
         input_bytes=job.estimate.input_bytes if job.estimate is not None else 0,
         memory_bytes=memory_bytes,
         cpu_ms=outcome.cpu_ms,

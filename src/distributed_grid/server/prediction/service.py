@@ -361,11 +361,11 @@ class PredictionService:
         if not (op.memory_bytes or op.cpu_ms or op.run_ms or op.gpu_memory_bytes):
             raise BadInput("nothing was measured: give at least one of memory, run time, CPU time and GPU memory")
         run = TaskRun(
-            op.task_id,
-            op.attempt,
-            caller.user,
-            shape.key,
-            shape.features,
+            task_id=op.task_id,
+            attempt=op.attempt,
+            user=caller.user,
+            key=shape.key,
+            features=shape.features,
             input_bytes=op.input_bytes,
             memory_bytes=op.memory_bytes,
             cpu_ms=op.cpu_ms,

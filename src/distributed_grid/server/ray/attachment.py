@@ -308,7 +308,9 @@ class RayAttachment:
             if address == AUTO:
                 address = connected.session.partition("/")[0] or address
             if row is None or row.address != address:
-                await self._grid.handle(EngineRegistered(NAME, ATTACHED, address, session=connected.session))
+                await self._grid.handle(
+                    EngineRegistered(name=NAME, mode=ATTACHED, address=address, session=connected.session)
+                )
             await self._reconciler.compare(full=True)
             names = sorted(self.nodes.kept)
             results = await asyncio.gather(*(self._wait_for_agent(name, report) for name in names))

@@ -135,7 +135,12 @@ class EngineReconciler:
         if self._on_view is not None:
             await self._on_view(view)
         observed = EngineObserved(
-            NAME, view.session, asked_at_ms, nodes=view.nodes, groups=view.groups, in_use=view.in_use
+            name=NAME,
+            session=view.session,
+            asked_at_ms=asked_at_ms,
+            nodes=view.nodes,
+            groups=view.groups,
+            in_use=view.in_use,
         )
         await grid.handle_with_retry(observed)
         if full:

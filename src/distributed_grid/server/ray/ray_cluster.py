@@ -60,12 +60,14 @@ class DesiredRayCluster:
 
     async def set(self, head: str, session: str, nodes: tuple[str, ...]) -> None:
         address = f"{bracketed(head)}:{self._ports.settings.port}"
-        await self._grid.handle(EngineRegistered(NAME, SSH, address, session=session, nodes=nodes))
+        await self._grid.handle(EngineRegistered(name=NAME, mode=SSH, address=address, session=session, nodes=nodes))
 
     async def reduce(self, row: EngineRow, nodes: tuple[str, ...]) -> None:
         """Keep the row for some of its nodes only."""
         await self._grid.handle(
-            EngineRegistered(NAME, SSH, address=row.address, namespace=row.namespace, session=row.session, nodes=nodes)
+            EngineRegistered(
+                name=NAME, mode=SSH, address=row.address, namespace=row.namespace, session=row.session, nodes=nodes
+            )
         )
 
     async def clear(self, reason: str) -> None:

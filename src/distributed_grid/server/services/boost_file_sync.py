@@ -18,7 +18,7 @@ from typing import Literal
 from distributed_grid.api.answers.common import headline, utc
 from distributed_grid.control.boost_file import ResourceBoostPersistence, StoredBoost, StoredClaim
 from distributed_grid.control.grid import BOOSTS, Grid
-from distributed_grid.domain.events import ClaimsRead, LeaseClaimed
+from distributed_grid.domain.events import LeaseRecovered, LeasesRecovered
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import is_automatic, is_boost
@@ -74,7 +74,7 @@ class BoostFileSync:
                 log.warning("%s", self._unwritten)
                 return
             mine = [boost for boost in contents.boosts if await self._is_recoverable(boost)]
-            await self._grid.handle(ClaimsRead(tuple(claim_of(boost, self._offset_ms()) for boost in mine)))
+            await self._grid.handle(LeasesRecovered(tuple(claim_of(boost, self._offset_ms()) for boost in mine)))
             if mine:
                 log.warning("recovered from %s, to be confirmed: %s", self.path, ", ".join(b.boost_id for b in mine))
         await self.write()
@@ -175,7 +175,7 @@ _STATES: dict[LeaseState, Literal["reserving", "active", "releasing"]] = {
 }
 
 
-def claim_of(boost: StoredBoost, offset_ms: int) -> LeaseClaimed:
+def claim_of(boost: StoredBoost, offset_ms: int) -> LeaseRecovered:
     """A boost of the file as an event for the ledger."""
     claim = boost.claim.value()
     granted_at_ms = _ms(boost.allocated_at) - offset_ms
@@ -183,10 +183,10 @@ def claim_of(boost: StoredBoost, offset_ms: int) -> LeaseClaimed:
     gpu_milli = sum(share.milli for share in claim.gpus)
     gpu_memory = max((share.memory_bytes for share in claim.gpus), default=0)
     request = Request(
-        boost.boost_id,
-        boost.user,
-        Amounts(claim.cpu_milli, claim.memory_bytes, gpu_milli, gpu_memory, claim.custom),
-        Priority.parse(boost.priority),
+        id=boost.boost_id,
+        user=boost.user,
+        ask=Amounts(claim.cpu_milli, claim.memory_bytes, gpu_milli, gpu_memory, claim.custom),
+        priority=Priority.parse(boost.priority),
         require=(boost.source_node,),
         wait_ms=0,
         duration_ms=max(ends_at_ms - granted_at_ms, 0) if ends_at_ms else 0,
@@ -194,7 +194,7 @@ def claim_of(boost: StoredBoost, offset_ms: int) -> LeaseClaimed:
         team=boost.team,
         anti_affinity=(boost.target_node,),
     )
-    return LeaseClaimed(
+    return LeaseRecovered(
         request=request,
         node=boost.source_node,
         claim=claim,

@@ -219,9 +219,18 @@ class BoostService:
             workdir=op.workdir,
             given=op.given,
         )
-        request = Request(op.request_id, user, Amounts(), lease.request.priority, team=caller.team, within=lease.id)
+        request = Request(
+            id=op.request_id,
+            user=user,
+            ask=Amounts(),
+            priority=lease.request.priority,
+            team=caller.team,
+            use_lease=lease.id,
+        )
         answer = await self._grid.handle(
-            JobSubmitted(op.job_id or f"job-{op.request_id[:12]}", command, request, fetch=fetch_order(op))
+            JobSubmitted(
+                id=op.job_id or f"job-{op.request_id[:12]}", command=command, request=request, fetch=fetch_order(op)
+            )
         )
         assert isinstance(answer, JobAnswer)
         return JobDetail(job=JobRow.of(self._viewer(), answer.job))

@@ -401,7 +401,7 @@ class JobService:
             user=caller.user,
             node=job.attempts[-1].node if job.attempts else "",
             patterns=op.patterns,
-            delivered=DeliveredFiles(op.directory, op.files, op.bytes),
+            delivered=DeliveredFiles(directory=op.directory, files=op.files, bytes=op.bytes),
         )
         await self._grid.handle(fetched)
         return FetchRecorded(job.id)

@@ -73,8 +73,8 @@ class MemoryService:
         if not self._sharing_enabled:
             raise Refused("Resource sharing not enabled")
         event = BlockAsked(
-            op.request_id,
-            caller.user,
+            id=op.request_id,
+            user=caller.user,
             size_bytes=op.size,
             term_ms=round(1000 * (op.ttl_seconds or TERM_SECONDS)),
             copies=op.copies,

@@ -202,7 +202,9 @@ class OffloadingService:
         lenders = tuple(scan.lenders(origin))
         if not lenders:
             return _stay(f"{why}, and so is every other node, or none is there")
-        request = Request(f"advice-{secrets.token_hex(8)}", caller.user, ADVISED_ASK, prefer=lenders[:1], wait_ms=0)
+        request = Request(
+            id=f"advice-{secrets.token_hex(8)}", user=caller.user, ask=ADVISED_ASK, prefer=lenders[:1], wait_ms=0
+        )
         try:
             answer = await self._grid.dry_run(LeaseAsked(replace(request, anti_affinity=(origin,))))
         except GridError:
@@ -314,7 +316,11 @@ class OffloadingService:
     ) -> MoveConsent:
         """The consent of the process's user, given now or remembered; Refused with the command that gives it."""
         consent = MoveConsent(
-            process.user, proposal.shape, 0, tuple(sorted(dict.fromkeys(op.variables))), cwd=process.cwd
+            user=process.user,
+            shape=proposal.shape,
+            given_at_ms=0,
+            variables=tuple(sorted(dict.fromkeys(op.variables))),
+            cwd=process.cwd,
         )
         if op.consent:
             await self._grid.handle(ConsentGiven(consent))

@@ -42,7 +42,7 @@ from distributed_grid.domain.events import (
     PullWorkerRegistered,
     ReassessmentRequested,
 )
-from distributed_grid.domain.leases import Lease, Request, WorkerKind
+from distributed_grid.domain.leases import Lease, NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
@@ -90,7 +90,7 @@ class PullWorkerService:
             labels[PHYSICAL_CORES] = str(reported.physical_cores)
         words = (word[:MAX_LABEL_CHARS] for values in lists for word in values if isinstance(word, str))
         node = Node(
-            op.worker_id,
+            name=op.worker_id,
             capacity=reported.has,
             host=PULL_HOST,
             hold_ms=round(1000 * op.hold_seconds) or self._hold_ms,
@@ -111,7 +111,7 @@ class PullWorkerService:
             usage = await self._usage(op.worker_id, reported)
             if reported.has != node.capacity:
                 await self._grid.handle(PullWorkerRegistered(replace(node, capacity=reported.has), usage))
-            self._grid.observe(HeartbeatReceived(op.worker_id, usage))
+            self._grid.observe(HeartbeatReceived(name=op.worker_id, usage=usage))
         else:
             self.hear_again(op.worker_id)
         await self._grid.handle(NodeHeard(op.worker_id))
@@ -121,7 +121,7 @@ class PullWorkerService:
         """Note that a worker lives, with the resources it reported last."""
         seen = self._grid.ledger.observations.get(name)
         if seen is not None and seen.usage is not None:
-            self._grid.observe(HeartbeatReceived(name, seen.usage, repeats=True))
+            self._grid.observe(HeartbeatReceived(name=name, usage=seen.usage, repeats=True))
 
     @endpoint(ADMIN, keeps_config=True)
     async def remove(self, op: requests.RemovePullWorker, caller: Caller) -> PullWorkerRemoved:
@@ -225,7 +225,7 @@ class PullWorkerService:
             reserved = [
                 (lease, lease.request.task or ledger.jobs[lease.job].id)
                 for lease in ledger.leases_of(name)
-                if lease.request.task or (lease.job and lease.request.runs_on is not WorkerKind.AGENT)
+                if lease.request.task or (lease.job and lease.request.runs_on is not NodeKind.AGENT)
             ]
             return [(name, NodeResources.of(node.capacity, free, gpu_bytes, cores), reserved)]
 
@@ -271,13 +271,13 @@ def _registered(ledger: Ledger, name: str) -> PullWorkerDetail:
 
 def _reservation(worker: str, ask: Amounts, task: str) -> Request:
     return Request(
-        "reservation",
-        "",
-        ask,
+        id="reservation",
+        user="",
+        ask=ask,
         require=(worker,),
         wait_ms=0,
         duration_ms=RESERVATION_MS,
-        runs_on=WorkerKind.ANY,
+        runs_on=NodeKind.ANY,
         task=task,
     )
 

@@ -30,7 +30,7 @@ from distributed_grid.api.worker_resources import required_amounts
 from distributed_grid.control.grid import Grid, tasks_key
 from distributed_grid.domain.events import AttemptEnded, JobSubmitted, NodeHeard, TaskAsked, TaskAskWithdrawn
 from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Attempt, Command, Ending, Job, JobEstimate, Outcome
-from distributed_grid.domain.leases import FOREVER_MS, Request, WorkerKind
+from distributed_grid.domain.leases import FOREVER_MS, NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.rows import decode_as
@@ -78,21 +78,23 @@ class TaskService:
             payload=_json(op.payload, "the task") if op.payload is not None else "{}",
         )
         request = Request(
-            op.request_id,
-            user,
-            required_amounts(op.requirements),
-            Priority.parse(op.priority),
+            id=op.request_id,
+            user=user,
+            ask=required_amounts(op.requirements),
+            priority=Priority.parse(op.priority),
             wait_ms=FOREVER_MS if op.wait_seconds is None else round(1000 * op.wait_seconds),
             team=caller.team if user == caller.user else "",
             strategy=Strategy.FITTEST,
             labels=tuple(parse_label(word) for word in op.labels),
             expects_ms=command.timeout_ms,
             limits_memory=True,
-            runs_on=WorkerKind.ANY if op.argv else WorkerKind.PULL,
+            runs_on=NodeKind.ANY if op.argv else NodeKind.PULL,
         )
         task_id = op.task_id or f"task-{op.request_id[:12]}"
         estimate = await self._estimate(op, command, user)
-        answer = await self._grid.handle(JobSubmitted(task_id, command, request, op.retries, estimate))
+        answer = await self._grid.handle(
+            JobSubmitted(id=task_id, command=command, request=request, retries=op.retries, estimate=estimate)
+        )
         assert isinstance(answer, JobAnswer)
         return JobDetail(job=JobRow.of(self._viewer(), answer.job), reasons=list(answer.reasons))
 
@@ -116,7 +118,7 @@ class TaskService:
         jobs, waiting = await self._grid.read(lambda ledger, now: (tuple(ledger.jobs.values()), tuple(ledger.waiting)))
         lease_ids = {lease_id for *_, lease_id in waiting}
         tasks = await self._grid.slices.select(
-            jobs, lambda job: job.lease_id in lease_ids and job.request.runs_on is not WorkerKind.AGENT
+            jobs, lambda job: job.lease_id in lease_ids and job.request.runs_on is not NodeKind.AGENT
         )
         page = await select_page(
             self._grid.slices,
@@ -205,7 +207,14 @@ class TaskService:
         if attempt.outcome is None:
             is_own = op.user in ("", job.request.user)
             outcome = _outcome(op, attempt, self._grid.now_ms(), is_own=is_own)
-            event = AttemptEnded(job.uid, attempt.number, op.fence, outcome, (op.worker_id,), result=result)
+            event = AttemptEnded(
+                uid=job.uid,
+                number=attempt.number,
+                fence=op.fence,
+                outcome=outcome,
+                nodes=(op.worker_id,),
+                result=result,
+            )
             answer = await self._grid.handle(event)
             if isinstance(answer, JobAnswer):
                 return _accepted(answer.job, repeated=False)

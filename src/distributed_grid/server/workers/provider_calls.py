@@ -170,9 +170,9 @@ def termination_failure(worker: Worker, failure: Exception) -> Event:
 def list_event(provider: str, asked_at_ms: int, ours: Sequence[WorkerInstance], wall_ms: int) -> WorkersListed:
     instances = tuple(
         ListedInstance(
-            machine.worker_id,
-            machine.instance,
-            machine.state,
+            worker_id=machine.worker_id,
+            instance=machine.instance,
+            state=machine.state,
             detail=machine.detail,
             ends_in_ms=_ends_in_ms(machine),
             waits=machine.waits,
@@ -273,11 +273,11 @@ def worker_of(
         needs.cpu_milli or has.cpu_milli, needs.memory_bytes or has.memory_bytes, needs.gpu_count or has.gpu_count
     )
     return Worker(
-        worker_id or new_worker_id(),
-        provider,
-        offer.worker_type,
-        resources,
-        0,
+        id=worker_id or new_worker_id(),
+        provider=provider,
+        worker_type=offer.worker_type,
+        resources=resources,
+        created_at_ms=0,
         offer=offer.id,
         price_micro=offer.price_micro,
         state=WorkerState.WANTED,

@@ -14,9 +14,11 @@ import pytest
 
 from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch, AttemptSpec
 from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.execution.shim import HOLD_EXPIRED
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
+from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.posix.private_files import read_regular
 
 T = TypeVar("T")
@@ -72,19 +74,22 @@ class Driver:
         self.run_coroutine(self.host.launch(a_spec(attempt_id, *argv, **changes)))
         return self.until(lambda: self.find(AttemptLaunch, attempt_id))
 
-    def run(self, attempt_id: str, *argv: str, **changes: Any) -> AttemptExit:
+    def run(self, attempt_id: str, *argv: str, **changes: Any) -> Outcome:
         self.run_coroutine(self.host.launch(a_spec(attempt_id, *argv, **changes)))
         return self.ended(attempt_id)
 
-    def ended(self, attempt_id: str) -> AttemptExit:
+    def exit_of(self, attempt_id: str) -> AttemptExit:
         return self.until(lambda: self.find(AttemptExit, attempt_id))
+
+    def ended(self, attempt_id: str) -> Outcome:
+        return self.exit_of(attempt_id).outcome
 
     def find(self, kind: type[T], attempt_id: str) -> T | None:
         mine = (report for report in self.reports if report.attempt_id == attempt_id and isinstance(report, kind))
         return next(mine, None)
 
-    def stop(self, attempt_id: str, kind: str = "cancelled", **changes: Any) -> AttemptExit:
-        self.run_coroutine(self.host.stop_attempt(attempt_id, kind=kind, **changes))
+    def stop(self, attempt_id: str, ending: str = "cancelled", **changes: Any) -> Outcome:
+        self.run_coroutine(self.host.stop_attempt(attempt_id, ending=Ending(ending), **changes))
         return self.ended(attempt_id)
 
     def out(self, attempt_id: str, name: str = "stdout") -> str:
@@ -117,6 +122,10 @@ class Driver:
         for attempt_id in () if self.loop.is_closed() else self.host.running():
             self.stop(attempt_id, grace_ms=0)
         self.close()
+
+
+def is_hold_expired(outcome: Outcome) -> bool:
+    return (outcome.ending, outcome.detail) == (Ending.LOST, HOLD_EXPIRED)
 
 
 def is_alive(pid: int) -> bool:

@@ -16,16 +16,28 @@ from distributed_grid.domain.resources import Claim
 from tests.component.agent.execution.test_refusals import Control, until, with_an_agent
 
 pytestmark = pytest.mark.e2e
-RULES = wire.OwnerRules(1000, 1000, 0, 1000, 0, throttle=False, pause=False, evict=False, notice_ms=1_200)
+RULES = wire.OwnerRules(
+    cpu_busy_max_milli=1000,
+    memory_used_max_milli=1000,
+    memory_min_bytes=0,
+    gpu_busy_max_milli=1000,
+    gpu_memory_min_bytes=0,
+    throttle=False,
+    pause=False,
+    evict=False,
+    notice_ms=1_200,
+)
 
 
 def a_start(script: str, *, lease: str = "a.1", cwd: str = "") -> wire.StartAttemptOrder:
     command = Command(("/bin/sh", "-c", script), (("PATH", "/usr/bin:/bin"),), cwd=cwd, grace_ms=5_000)
-    return wire.StartAttemptOrder("gpu1", lease, 7, "job", command, Claim(), 0)
+    return wire.StartAttemptOrder(
+        node="gpu1", lease_id=lease, fence=7, job_id="job", command=command, claim=Claim(), hold_ms=0
+    )
 
 
 def a_stop(ending: Ending = Ending.PREEMPTED, *, lease: str = "a.1") -> wire.StopAttemptOrder:
-    return wire.StopAttemptOrder(lease, 7, str(ending), "made room for urgent request vip", 5_000)
+    return wire.StopAttemptOrder(lease, 7, ending, "made room for urgent request vip", 5_000)
 
 
 def marks(control: Control) -> list[wire.CheckpointAge]:
@@ -110,7 +122,15 @@ def test_without_rules_it_is_stopped_at_once_and_knows_why(tmp_path: Path) -> No
 
 def test_who_is_cancelled_during_its_notice_is_stopped_at_once(tmp_path: Path) -> None:
     async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
-        agent.guard.rules = wire.OwnerRules(1000, 1000, 0, 1000, 0, evict=False, notice_ms=3_600_000)
+        agent.guard.rules = wire.OwnerRules(
+            cpu_busy_max_milli=1000,
+            memory_used_max_milli=1000,
+            memory_min_bytes=0,
+            gpu_busy_max_milli=1000,
+            gpu_memory_min_bytes=0,
+            evict=False,
+            notice_ms=3_600_000,
+        )
         agent.send(a_start("echo up; exec sleep 1000"))
         await until(lambda: control.starts() and out(tmp_path / "jobs")())
         agent.send(a_stop())
@@ -124,7 +144,15 @@ def test_who_is_cancelled_during_its_notice_is_stopped_at_once(tmp_path: Path) -
 
 def test_who_ends_by_itself_during_its_notice_has_ended_by_itself(tmp_path: Path) -> None:
     async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
-        agent.guard.rules = wire.OwnerRules(1000, 1000, 0, 1000, 0, evict=False, notice_ms=3_600_000)
+        agent.guard.rules = wire.OwnerRules(
+            cpu_busy_max_milli=1000,
+            memory_used_max_milli=1000,
+            memory_min_bytes=0,
+            gpu_busy_max_milli=1000,
+            gpu_memory_min_bytes=0,
+            evict=False,
+            notice_ms=3_600_000,
+        )
         agent.send(a_start('echo up; while [ ! -e "$GRID_NOTICE" ]; do sleep 0.02; done; exit 9'))
         await until(lambda: control.starts() and out(tmp_path / "jobs")())
         agent.send(a_stop())

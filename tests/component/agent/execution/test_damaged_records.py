@@ -13,6 +13,7 @@ import pytest
 
 from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch
 from distributed_grid.agent.execution.cpu_control import Throttler
+from distributed_grid.domain.jobs import Ending
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python
 from tests.support import odd_files
 
@@ -24,8 +25,8 @@ NONSENSE = {
     "list": "[]",
     "number": "12",
     "deep": "[" * 100_000,
-    "wrong types": '{"attempt_id": "a.1", "fence": "x", "argv": 7, "kind": 3, "pid": -1, "kill_at_boot_ms": "now"}',
-    "forged end": '{"ended": {"kind": "exited", "exit_code": 0}}',
+    "wrong types": '{"attempt_id": "a.1", "fence": "x", "argv": 7, "ending": 3, "pid": -1, "kill_at_boot_ms": "now"}',
+    "forged end": '{"ended": {"ending": "exited", "exit_code": 0}}',
 }
 
 
@@ -56,7 +57,7 @@ def test_a_running_job_that_damages_its_record_ends_as_it_ends(driver: Driver, w
     damage(driver.root / ".control/a.1", what)
     (driver.root / "a.1/work/go").touch()
     ended = driver.ended("a.1")
-    assert (ended.kind, ended.exit_code) == ("exited", 7)
+    assert (ended.ending, ended.exit_code) == ("exited", 7)
     assert driver.run("a.2", "true").exit_code == 0
 
 
@@ -64,7 +65,7 @@ def test_a_running_job_that_damages_its_record_ends_as_it_ends(driver: Driver, w
 def test_a_running_job_that_damages_its_record_can_be_stopped(driver: Driver, what: str) -> None:
     pid = driver.launch("a.1", "sleep", "1000").pid
     damage(driver.root / ".control/a.1", what)
-    assert driver.stop("a.1", grace_ms=1000).kind == "cancelled"
+    assert driver.stop("a.1", grace_ms=1000).ending == "cancelled"
     assert not is_alive(pid)
 
 
@@ -83,7 +84,7 @@ def test_the_next_agent_starts_whatever_a_job_did_to_its_record(new_driver: Call
     second.run_coroutine(second.host.launch(a_spec("a.1", "true", fence=5)))
     ended = second.find(AttemptExit, "a.1")
     assert ended is not None
-    assert (ended.kind, ended.fence) == ("lost", 5)
+    assert (ended.outcome.ending, ended.fence) == ("lost", 5)
     assert second.find(AttemptLaunch, "a.1") is None, "it ran a second time"
     if is_alive(shim):  # the lock that would have told of it is gone with its file
         os.kill(shim, signal.SIGKILL)
@@ -98,7 +99,7 @@ def test_a_killed_shim_and_a_damaged_record_run_nothing_again(driver: Driver, tm
     damage(driver.root / ".control/a.1", what)
     os.kill(shim, signal.SIGKILL)
     ended = driver.ended("a.1")
-    assert ended.kind == "lost"
+    assert ended.ending == "lost"
     driver.until(lambda: not is_alive(pid))
     assert tally.read_text().split() == ["once"]
 
@@ -115,7 +116,7 @@ def test_a_record_damaged_before_its_start_starts_nothing(driver: Driver, tmp_pa
             odd_files.put(what, spec)
     finally:
         os.kill(driver.host.spawner_pid, signal.SIGCONT)
-    assert driver.ended("a.1").kind in ("never_started", "lost")
+    assert driver.ended("a.1").ending in ("never_started", "lost")
     assert not (tmp_path / "ran").exists()
     assert driver.run("a.2", "true").exit_code == 0
 
@@ -124,7 +125,7 @@ def test_an_end_that_the_shim_did_not_write_is_none(new_driver: Callable[..., Dr
     first = new_driver()
     pid = first.launch("a.1", "/bin/sh", "-c", "sleep 1; exit 7").pid
     first.close()
-    forged = {"ended": {"kind": "exited", "exit_code": 0}}
+    forged = {"ended": {"ending": "exited", "exit_code": 0}}
     control = first.root / ".control/a.1"
     (control / "exit.json").write_text(json.dumps(forged))
     with (control / "spec.json").open("a") as journal:
@@ -150,7 +151,7 @@ def test_a_start_that_names_another_process_is_not_believed(new_driver: Callable
     (control / "spec.json").write_text("\n".join(lines) + "\n")
     second = new_driver()
     second.pass_time(0.2)
-    second.run_coroutine(second.host.stop_attempt("a.1", kind="cancelled", grace_ms=0))
+    second.run_coroutine(second.host.stop_attempt("a.1", ending=Ending.CANCELLED, grace_ms=0))
     second.pass_time(0.5)
     try:
         assert is_alive(bystander)
@@ -167,7 +168,7 @@ def test_output_that_became_something_else_does_not_stop_the_next_attempt(driver
     odd_files.put(kind, driver.root / "a.1/stdout")
     began = time.monotonic()
     ended = driver.run("a.1", "true")
-    assert ended.kind in ("exited", "never_started")
+    assert ended.ending in ("exited", "never_started")
     assert time.monotonic() - began < 10
 
 
@@ -206,6 +207,6 @@ def test_an_agent_starts_whatever_is_in_place_of_its_own_files(new_driver: Calla
     throttler.pause()
     throttler.release()
     assert second.run("a.3", "true").exit_code == 0
-    assert second.stop("a.2").kind == "cancelled"
+    assert second.stop("a.2").ending == "cancelled"
     assert not is_alive(pid)
     (first.root / ".control/.spawner.log").rename(first.root / "odd.log")  # no log to look at

@@ -62,7 +62,7 @@ def test_an_attempt_above_its_limit_is_paused_then_ended_and_its_files_stay(guar
     driver.launch("a-2", "sh", "-c", WRITER.format(8 * MB), max_files_bytes=10 * MB, grace_ms=500)
     ended = driver.ended("a-1")
     reason = "its files on the node take 0.0195 GB (limit 0.00977 GB, max_files_gb)"
-    assert (ended.kind, ended.detail) == ("over_disk_limit", reason)
+    assert (ended.ending, ended.is_disk_overrun, ended.detail) == ("over_limit", True, reason)
     assert guarded.pauses == [("a-1", True, reason)]
     assert (driver.root / "a-1/work/big").stat().st_size == 20 * MB
     assert driver.host.running() == ("a-2",)
@@ -83,7 +83,7 @@ def test_checkpoints_count_and_output_does_not(guarded: Guarded) -> None:
     driver.launch("a-1", "sh", "-c", "head -c 20000000 /dev/zero; exec sleep 1000", max_files_bytes=10 * MB, grace_ms=0)
     fill = "head -c 20000000 /dev/zero > $GRID_CHECKPOINT_DIR/c; exec sleep 1000"
     driver.launch("a-2", "sh", "-c", fill, max_files_bytes=10 * MB, grace_ms=0)
-    assert driver.ended("a-2").kind == "over_disk_limit"
+    assert driver.ended("a-2").is_disk_overrun
     assert driver.host.running() == ("a-1",)
 
 
@@ -94,7 +94,7 @@ def test_files_behind_a_link_do_not_count(guarded: Guarded, tmp_path: Path) -> N
     link = f"ln -s {tmp_path}/own $GRID_JOB_DIR/link; ln -s {tmp_path}/own/large $GRID_JOB_DIR/file; exec sleep 1000"
     driver.launch("a-1", "sh", "-c", link, max_files_bytes=10 * MB, grace_ms=0)
     driver.launch("a-2", "sh", "-c", WRITER.format(20 * MB), max_files_bytes=10 * MB, grace_ms=0)
-    assert driver.ended("a-2").kind == "over_disk_limit"
+    assert driver.ended("a-2").is_disk_overrun
     assert driver.host.running() == ("a-1",)
 
 
@@ -120,7 +120,7 @@ def test_on_a_full_disk_the_attempt_that_writes_most_is_ended_and_others_are_not
     driver.until(lambda: all(driver.out(one) == "written\n" for one in ("a-1", "a-2")))
     driver.launch("a-3", "sh", "-c", "cat /dev/zero > $GRID_CHECKPOINT_DIR/flood; exec sleep 1000")
     ended = driver.ended("a-3")
-    assert ended.kind == "over_disk_limit"
+    assert (ended.ending, ended.is_disk_overrun) == ("over_limit", True)
     assert ended.detail.startswith("the disk of its node is full (")
     assert (driver.root / ".control/a-3/exit.json").exists(), "its end is recorded"
     driver.pass_time(2)  # the disk stays full: nothing is deleted

@@ -14,8 +14,9 @@ import pytest
 
 from distributed_grid.agent.execution.cpu_control import Throttler
 from distributed_grid.agent.limits import process_tree
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.posix.boot_clock import boot_ms
-from tests.component.agent.execution.conftest import BASE_ENV, Driver, a_spec, is_alive, python
+from tests.component.agent.execution.conftest import BASE_ENV, Driver, a_spec, is_alive, is_hold_expired, python
 from tests.support.processes import processes_naming
 from tests.support.shell import GRID
 
@@ -88,13 +89,13 @@ def renewed(driver: Driver) -> bool:
 @pytest.mark.parametrize("kind", ["cancelled", "preempted", "reclaimed"])
 def test_no_escape_from_a_stop(grid: Driver, lock: Path, kind: str) -> None:
     pids = escape_all(grid, lock)
-    assert grid.stop("a.1", kind=kind).kind == kind
+    assert grid.stop("a.1", ending=kind).ending == kind
     assert [pid for pid in pids if is_alive(pid)] == []
 
 
 def test_no_escape_from_a_hold(grid: Driver, lock: Path) -> None:
     pids = escape_all(grid, lock, hold_ms=HOLD_MS)
-    assert grid.ended("a.1").kind == "hold_expired"
+    assert is_hold_expired(grid.ended("a.1"))
     assert [pid for pid in pids if is_alive(pid)] == []
 
 
@@ -125,7 +126,7 @@ def test_no_escape_by_killing_the_shim(grid: Driver, lock: Path, spawner_too: bo
     if spawner_too:
         os.kill(grid.host.spawner_pid, signal.SIGKILL)
     os.kill(shim, signal.SIGKILL)
-    assert grid.ended("a.1").kind == "lost"
+    assert grid.ended("a.1").ending == "lost"
     grid.until(lambda: not any(map(is_alive, pids)))
 
 
@@ -134,7 +135,7 @@ def test_no_escape_by_stopping_the_shim(grid: Driver, lock: Path) -> None:
     for _ in range(20):
         grid.pass_time(0.2)
         grid.host.usage()  # as with every heartbeat
-    assert grid.ended("a.1").kind == "timed_out"
+    assert grid.ended("a.1").ending == "timed_out"
     assert [pid for pid in pids if is_alive(pid)] == []
 
 
@@ -146,7 +147,7 @@ def test_no_escape_from_the_memory_limit(
     driver = new_driver(grid_locks=(lock,), use_cgroups=use_cgroups)
     script = f"LOCK={lock}; {ESCAPES[escape]} wait; sleep 1000"
     argv = ("/bin/bash", "-c", script, "sh", *python(PAYLOAD), "/", "200")
-    assert driver.run("a.1", *argv, memory_bytes=100 * MB).kind == "over_limit"
+    assert driver.run("a.1", *argv, memory_bytes=100 * MB).ending == "over_limit"
     assert not any(map(is_alive, driver.numbers("a.1", 1)))
 
 
@@ -171,7 +172,7 @@ def test_no_escape_from_the_memory_limit_through_control_groups(grid: Driver, tm
             if (group / name).exists():
                 (group / name).write_text("-1")
     go.touch()
-    assert grid.ended("a.1").kind == "over_limit"
+    assert grid.ended("a.1").ending == "over_limit"
     assert not is_alive(pid)
 
 
@@ -204,8 +205,9 @@ def end_by(driver: Driver, how: str) -> str:
     if how == "lost":
         os.kill(driver.shim_pid("a.1"), signal.SIGKILL)
     elif how not in ("hold_expired", "over_limit"):
-        driver.run_coroutine(driver.host.stop_attempt("a.1", kind=how))
-    return str(driver.ended("a.1").kind)
+        driver.run_coroutine(driver.host.stop_attempt("a.1", ending=Ending(how)))
+    outcome = driver.ended("a.1")
+    return "hold_expired" if is_hold_expired(outcome) else str(outcome.ending)
 
 
 def process_groups(file: Path) -> list[str]:
@@ -217,7 +219,7 @@ def test_a_group_made_inside_the_jobs_group_is_removed_with_it(grid: Driver) -> 
         'for g in /sys/fs/cgroup/memory$(sed -n "s/^[0-9]*:memory://p" /proc/self/cgroup); do mkdir "$g/mine"; done'
     )
     ended = grid.run("a.1", "/bin/sh", "-c", script, memory_bytes=100 * MB)
-    assert ended.kind == "exited"  # the fixture finds what is left of its groups
+    assert ended.ending == "exited"  # the fixture finds what is left of its groups
 
 
 # ---------------------------------------------------------------------- another grid
@@ -258,7 +260,7 @@ def test_the_holder_of_this_grids_lock_and_what_it_started_are_left_alone(
         ended = driver.run(attempt_id, "/bin/sh", "-c", script, memory_bytes=memory)
         pids = driver.numbers(attempt_id, 3)
         try:
-            assert (ended.kind, ended.exit_code) == ("exited", 6)
+            assert (ended.ending, ended.exit_code) == ("exited", 6)
             assert all(map(is_alive, pids))
         finally:
             for pid in pids:
@@ -273,7 +275,7 @@ def test_the_command_itself_is_never_exempt(new_driver: Callable[..., Driver], t
     driver.launch("a.1", *python(f"{hold}\nimport sys; sys.stdout.flush(); time.sleep(1000)"))
     (pid,) = driver.numbers("a.1", 1)
     assert process_tree.held_locks(pid) != set()
-    assert driver.stop("a.1").kind == "cancelled"
+    assert driver.stop("a.1").ending == "cancelled"
     assert not is_alive(pid)
 
 
@@ -299,7 +301,7 @@ def test_a_forged_list_of_groups_kills_nobody(grid: Driver, tmp_path: Path) -> N
     forged = f'[[1, "{tmp_path}/anything"], [2, "{tmp_path}/grid-a.1.{shim}"]]'
     (grid.root / ".control/a.1/groups.json").write_text(forged)
     os.kill(shim, signal.SIGKILL)
-    assert grid.ended("a.1").kind == "lost"
+    assert grid.ended("a.1").ending == "lost"
     try:
         assert is_alive(bystander)
     finally:

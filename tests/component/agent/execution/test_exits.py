@@ -17,32 +17,32 @@ pytestmark = pytest.mark.e2e
 @pytest.mark.parametrize("code", [0, 1, 3, 126, 127, 137, 255])
 def test_the_exit_code_is_the_commands_own(driver: Driver, code: int) -> None:
     ended = driver.run("a.1", "/bin/sh", "-c", f"exit {code}")
-    assert (ended.kind, ended.exit_code, ended.signal) == ("exited", code, None)
+    assert (ended.ending, ended.exit_code, ended.signal) == ("exited", code, None)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGHUP])
 def test_death_by_signal_is_not_an_exit_code(driver: Driver, signum: signal.Signals) -> None:
     ended = driver.run("a.1", "/bin/sh", "-c", f"kill -{int(signum)} $$")
-    assert (ended.kind, ended.exit_code, ended.signal) == ("signalled", None, int(signum))
+    assert (ended.ending, ended.exit_code, ended.signal) == ("signalled", None, int(signum))
     assert signum.name in ended.detail
 
 
 def test_a_command_that_is_nowhere_never_started(driver: Driver) -> None:
     ended = driver.run("a.1", "no-such-thing")
-    assert (ended.kind, ended.exit_code, ended.detail) == (
+    assert (ended.ending, ended.exit_code, ended.detail) == (
         "never_started",
         127,
         "no such command: no-such-thing",
     )
     assert driver.run("a.2", "/no/such/thing").detail == "no such command: /no/such/thing"
-    assert driver.run("a.3", "").kind == "never_started"
+    assert driver.run("a.3", "").ending == "never_started"
 
 
 def test_a_file_that_cannot_run_never_started(driver: Driver, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("echo hello\n")
     ended = driver.run("a.1", str(plain))
-    assert (ended.kind, ended.exit_code, ended.detail) == ("never_started", 126, f"not executable: {plain}")
+    assert (ended.ending, ended.exit_code, ended.detail) == ("never_started", 126, f"not executable: {plain}")
     plain.chmod(0o755)
     assert "neither a program" in driver.run("a.2", str(plain)).detail
     plain.write_text("#!/no/such/interpreter\n")
@@ -52,12 +52,12 @@ def test_a_file_that_cannot_run_never_started(driver: Driver, tmp_path: Path) ->
 
 def test_a_missing_working_directory_is_named(driver: Driver, tmp_path: Path) -> None:
     ended = driver.run("a.1", "true", cwd=str(tmp_path / "gone"))
-    assert (ended.kind, ended.detail) == ("never_started", f"no such directory: {tmp_path / 'gone'}")
+    assert (ended.ending, ended.detail) == ("never_started", f"no such directory: {tmp_path / 'gone'}")
 
 
 def test_a_null_byte_in_an_argument_is_refused_by_name(driver: Driver) -> None:
     ended = driver.run("a.1", "echo", "a\0b")
-    assert ended.kind == "never_started"
+    assert ended.ending == "never_started"
     assert "null" in ended.detail
 
 
@@ -93,7 +93,7 @@ def test_the_record_says_what_was_used(driver: Driver) -> None:
 
 def test_what_main_leaves_behind_is_ended_with_it(driver: Driver) -> None:
     ended = driver.run("a.1", "/bin/sh", "-c", "setsid sleep 1000 & echo $!; exit 4")
-    assert (ended.kind, ended.exit_code) == ("exited", 4)
+    assert (ended.ending, ended.exit_code) == ("exited", 4)
     assert not is_alive(int(driver.out("a.1")))
 
 
@@ -162,7 +162,7 @@ def test_an_end_whose_report_failed_is_reported_again(root: Path) -> None:
         assert driver.run("a.1", "sh", "-c", "exit 3").exit_code == 3
         driver.launch("a.2", "sleep", "1000")
         os.kill(driver.shim_pid("a.2"), signal.SIGKILL)
-        assert driver.ended("a.2").kind == "lost"
+        assert driver.ended("a.2").ending == "lost"
         assert driver.failed == ("a.1", "a.2")
     finally:
         driver.finish()

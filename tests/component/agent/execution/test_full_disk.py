@@ -22,6 +22,7 @@ from distributed_grid.agent.owner.borrowed_work import HostedWork
 from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.owner.yield_policy import URGENT_GRACE_MS
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import OwnerRules
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python
@@ -62,8 +63,8 @@ def test_a_stubborn_tree_is_stopped_on_a_full_disk(disk: Disk, driver: Driver, k
     pids = driver.numbers("a.1", 3)
     disk.fill()
     assert not has_room(driver.root)
-    ended = driver.stop("a.1", kind=kind, detail="why", grace_ms=300)
-    assert (ended.kind, ended.detail, ended.signal) == (kind, "why", signal.SIGKILL)
+    ended = driver.stop("a.1", ending=kind, detail="why", grace_ms=300)
+    assert (ended.ending, ended.detail, ended.signal) == (kind, "why", signal.SIGKILL)
     assert not any(map(is_alive, pids))
 
 
@@ -71,8 +72,8 @@ def test_a_polite_tree_keeps_its_grace_on_a_full_disk(disk: Disk, driver: Driver
     driver.launch("a.1", "/bin/sh", "-c", "trap 'sleep 0.3; exit 3' TERM; echo 1; while :; do sleep 0.01; done")
     driver.numbers("a.1", 1)
     disk.fill()
-    ended = driver.stop("a.1", kind="reclaimed", grace_ms=10_000)
-    assert (ended.kind, ended.exit_code) == ("reclaimed", 3)
+    ended = driver.stop("a.1", ending="reclaimed", grace_ms=10_000)
+    assert (ended.ending, ended.exit_code) == ("reclaimed", 3)
 
 
 def test_the_kind_survives_a_shim_that_is_killed_on_a_full_disk(disk: Disk, driver: Driver) -> None:
@@ -80,10 +81,10 @@ def test_the_kind_survives_a_shim_that_is_killed_on_a_full_disk(disk: Disk, driv
     pids = driver.numbers("a.1", 3)
     disk.fill()
     shim = driver.shim_pid("a.1")
-    driver.run_coroutine(driver.host.stop_attempt("a.1", kind="reclaimed", detail="why", grace_ms=60_000))
+    driver.run_coroutine(driver.host.stop_attempt("a.1", ending=Ending.RECLAIMED, detail="why", grace_ms=60_000))
     os.kill(shim, signal.SIGKILL)
     ended = driver.ended("a.1")
-    assert (ended.kind, ended.detail) == ("reclaimed", "why")
+    assert (ended.ending, ended.detail) == ("reclaimed", "why")
     assert not any(map(is_alive, pids))
 
 
@@ -92,12 +93,12 @@ def test_the_kind_survives_an_agent_that_ends_on_a_full_disk(disk: Disk, new_dri
     first.launch("a.1", *python(STUBBORN_FAMILY))
     pids = first.numbers("a.1", 3)
     disk.fill()
-    first.run_coroutine(first.host.stop_attempt("a.1", kind="reclaimed", detail="why", grace_ms=700))
+    first.run_coroutine(first.host.stop_attempt("a.1", ending=Ending.RECLAIMED, detail="why", grace_ms=700))
     first.close()
     second = new_driver()
     second.until(lambda: not any(map(is_alive, pids)))
     disk.free()
-    assert second.ended("a.1").kind == "reclaimed"
+    assert second.ended("a.1").ending == "reclaimed"
 
 
 def test_a_stop_that_could_not_be_written_is_written_when_there_is_room(
@@ -108,14 +109,14 @@ def test_a_stop_that_could_not_be_written_is_written_when_there_is_room(
     first.launch("a.1", *python(STUBBORN_FAMILY))
     first.numbers("a.1", 3)
     disk.fill()
-    first.run_coroutine(first.host.stop_attempt("a.1", kind="reclaimed", detail="why", grace_ms=60_000))
+    first.run_coroutine(first.host.stop_attempt("a.1", ending=Ending.RECLAIMED, detail="why", grace_ms=60_000))
     disk.free()
     first.until(lambda: (first.root / ".control/a.1/stop.json").exists())
     shim = first.shim_pid("a.1")
     first.close()
     os.kill(shim, signal.SIGKILL)
     ended = new_driver().ended("a.1")
-    assert (ended.kind, ended.detail) == ("reclaimed", "why")
+    assert (ended.ending, ended.detail) == ("reclaimed", "why")
 
 
 def test_a_stopped_shim_does_not_keep_its_tree_alive(driver: Driver) -> None:
@@ -123,7 +124,7 @@ def test_a_stopped_shim_does_not_keep_its_tree_alive(driver: Driver) -> None:
     driver.launch("a.1", *python(STUBBORN_FAMILY))
     pids = driver.numbers("a.1", 3)
     os.kill(driver.shim_pid("a.1"), signal.SIGSTOP)
-    assert driver.stop("a.1", grace_ms=100).kind == "cancelled"
+    assert driver.stop("a.1", grace_ms=100).ending == "cancelled"
     assert not any(map(is_alive, pids))
 
 
@@ -132,10 +133,10 @@ def test_an_end_that_cannot_be_written_is_reported_once(disk: Disk, driver: Driv
     driver.launch("a.1", "sleep", "1000")
     disk.fill()
     os.kill(driver.shim_pid("a.1"), signal.SIGKILL)
-    assert driver.ended("a.1").kind == "lost"
+    assert driver.ended("a.1").ending == "lost"
     disk.free()
     driver.until(lambda: (driver.root / ".control/a.1/exit.json").exists())
-    assert [report.kind for report in driver.reports if isinstance(report, AttemptExit)] == ["lost"]
+    assert [report.outcome.ending for report in driver.reports if isinstance(report, AttemptExit)] == ["lost"]
 
 
 def test_an_order_that_comes_again_on_a_full_disk_refuses_nothing(disk: Disk, driver: Driver) -> None:
@@ -144,7 +145,8 @@ def test_an_order_that_comes_again_on_a_full_disk_refuses_nothing(disk: Disk, dr
     disk.fill()
     driver.run_coroutine(driver.host.launch(a_spec("a.1", "sleep", "1000", fence=9)))
     assert [report.fence for report in driver.reports] == [5, 9]
-    assert driver.stop("a.1").fence == 9
+    assert driver.stop("a.1").ending == "cancelled"
+    assert driver.exit_of("a.1").fence == 9
 
 
 # ------------------------------------------------------------------ killed at each stage
@@ -154,6 +156,7 @@ import asyncio, json, msgspec, sys
 from pathlib import Path
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.attempt import AttemptSpec
+from distributed_grid.domain.jobs import Ending
 
 async def main():
     host = AttemptHost(Path(sys.argv[1]), report=lambda report: print(type(report).__name__, flush=True))
@@ -161,7 +164,7 @@ async def main():
     await host.launch(msgspec.json.decode(sys.stdin.buffer.readline(), type=AttemptSpec))
     await asyncio.to_thread(sys.stdin.buffer.readline)
     print("stopping", flush=True)
-    await host.stop_attempt("a.1", kind="reclaimed", detail="why", grace_ms=500)
+    await host.stop_attempt("a.1", ending=Ending.RECLAIMED, detail="why", grace_ms=500)
     await asyncio.sleep(1000)
 
 asyncio.run(main())
@@ -198,8 +201,8 @@ def test_an_agent_killed_at_any_moment_of_a_stop_leaves_the_attempt_running_or_r
     driver = new_driver()
     driver.pass_time(1.0)  # a stop that was begun is over by then
     if driver.find(AttemptExit, "a.1") is None and all(map(is_alive, pids)):
-        assert driver.stop("a.1", kind="reclaimed", grace_ms=0).kind == "reclaimed"
-    assert driver.ended("a.1").kind == "reclaimed"
+        assert driver.stop("a.1", ending="reclaimed", grace_ms=0).ending == "reclaimed"
+    assert driver.ended("a.1").ending == "reclaimed"
     assert not any(map(is_alive, pids))
 
 
@@ -213,12 +216,12 @@ def test_a_shim_killed_at_any_moment_of_a_stop_is_reclaimed(
     shim = driver.shim_pid("a.1")
     if full:
         disk.fill()
-    driver.run_coroutine(driver.host.stop_attempt("a.1", kind="reclaimed", detail="why", grace_ms=300))
+    driver.run_coroutine(driver.host.stop_attempt("a.1", ending=Ending.RECLAIMED, detail="why", grace_ms=300))
     driver.pass_time(delay_ms / 1000)
     with contextlib.suppress(ProcessLookupError):
         os.kill(shim, signal.SIGKILL)
     ended = driver.ended("a.1")
-    assert (ended.kind, ended.detail) == ("reclaimed", "why")
+    assert (ended.ending, ended.detail) == ("reclaimed", "why")
     assert not any(map(is_alive, pids))
 
 
@@ -265,5 +268,5 @@ def test_who_ignores_sigterm_is_killed_for_the_owner_when_its_grace_is_over(
     ended = driver.ended("a.1")
     watching.cancel()
     driver.run_coroutine(asyncio.gather(watching, return_exceptions=True))
-    assert (ended.kind, ended.signal) == ("reclaimed", signal.SIGKILL)
+    assert (ended.ending, ended.signal) == ("reclaimed", signal.SIGKILL)
     assert ended.detail.startswith("its owner needs here's memory: ")

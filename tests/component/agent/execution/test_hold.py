@@ -23,7 +23,7 @@ from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.trees.manifest import Manifest
-from tests.component.agent.execution.conftest import Driver, a_spec, is_alive
+from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, is_hold_expired
 from tests.component.agent.execution.test_refusals import Control, a_start, until
 from tests.support import odd_files
 from tests.support.small_disks import SmallDisk, small_disk
@@ -37,7 +37,7 @@ def test_a_hold_of_an_earlier_boot_says_nothing_about_this_one(root: Path, new_d
     job_dir.write_hold(str(root), boot_ms() + 1_000_000_000, "another boot")
     driver = new_driver()
     driver.launch("a.1", "sleep", "1000", hold_ms=800, grace_ms=100)
-    assert driver.ended("a.1").kind == "hold_expired"
+    assert is_hold_expired(driver.ended("a.1"))
     key = json.loads((root / ".control/a.1/spec.json").read_text().splitlines()[0])["hold_key"]
     assert job_dir.read_hold(str(root), key) > 0
     assert job_dir.read_hold(str(root), "another boot") == 0
@@ -47,7 +47,7 @@ def test_a_forged_hold_keeps_nothing_alive(driver: Driver) -> None:
     driver.launch("a.1", "sleep", "1000", hold_ms=1500, grace_ms=100)
     for name in (boot_id(), "x", "-"):
         job_dir.write_hold(str(driver.root), boot_ms() + 1_000_000, name)
-    assert driver.ended("a.1").kind == "hold_expired"
+    assert is_hold_expired(driver.ended("a.1"))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "full directory"])
@@ -69,7 +69,7 @@ def test_a_hold_that_was_replaced_is_renewed_all_the_same(new_driver: Callable[.
     driver.host.extend_hold(boot_ms() + hold_ms)
     driver.pass_time(0.5 * hold_ms / 1000)
     assert driver.host.running() == ("a.1",)
-    assert driver.ended("a.1").kind == "hold_expired"
+    assert is_hold_expired(driver.ended("a.1"))
 
 
 def test_a_hold_is_renewed_on_a_full_disk(
@@ -83,7 +83,7 @@ def test_a_hold_is_renewed_on_a_full_disk(
         driver.pass_time(0.4)
         driver.host.extend_hold(boot_ms() + 3000)
         assert is_alive(pid)
-    assert driver.ended("a.1").kind == "hold_expired"  # and no longer than that
+    assert is_hold_expired(driver.ended("a.1"))  # and no longer than that
     disk.free()
 
 
@@ -111,7 +111,7 @@ def test_a_grace_does_not_outlast_the_hold(driver: Driver) -> None:
     stubborn = "trap '' TERM; echo 1; while :; do sleep 0.1; done"
     driver.launch("a.1", "/bin/sh", "-c", stubborn, hold_ms=1500)
     driver.numbers("a.1", 1)
-    assert driver.stop("a.1", grace_ms=1_000_000).kind == "cancelled"
+    assert driver.stop("a.1", grace_ms=1_000_000).ending == "cancelled"
 
 
 def test_what_gets_to_start_after_its_hold_is_over_does_not_start(driver: Driver, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_gets_to_start_after_its_hold_is_over_does_not_start(driver: Driver
         driver.pass_time(0.6)
     finally:
         os.kill(driver.host.spawner_pid, signal.SIGCONT)
-    assert driver.ended("a.1").kind == "hold_expired"
+    assert is_hold_expired(driver.ended("a.1"))
     assert not trace.exists()
 
 
@@ -168,7 +168,7 @@ def with_files(root: Path, scenario: Scenario) -> None:
                 await scenario(agent, host, control, files)
         finally:
             for attempt_id in host.running():
-                await host.stop_attempt(attempt_id, kind="cancelled", grace_ms=0)
+                await host.stop_attempt(attempt_id, ending=Ending.CANCELLED, grace_ms=0)
             while host.running():
                 await asyncio.sleep(0.01)
             await agent.stop()
@@ -199,7 +199,7 @@ def test_a_hold_that_is_renewed_too_late_gives_up_what_was_being_prepared(tmp_pa
         agent.send(with_workdir(a_start("a.1", "sleep", "1000"), hold_ms=400))
         await until(lambda: files.asked)
         await asyncio.sleep(0.6)
-        agent.send(wire.HeartbeatReply(boot_ms(), 60_000))
+        agent.send(wire.HeartbeatReply(beat=boot_ms(), hold_ms=60_000))
         await until(control.ends)
         files.arrive.set()
         await asyncio.sleep(0.1)
@@ -213,7 +213,7 @@ def test_a_hold_that_is_renewed_in_time_lets_it_be_prepared_and_run(tmp_path: Pa
     async def scenario(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
         agent.send(with_workdir(a_start("a.1", "true"), hold_ms=30_000))
         await until(lambda: files.asked)
-        agent.send(wire.HeartbeatReply(boot_ms(), 60_000))
+        agent.send(wire.HeartbeatReply(beat=boot_ms(), hold_ms=60_000))
         files.arrive.set()
         await until(control.ends)
         assert control.ends()[0].outcome.exit_code == 0
@@ -225,7 +225,7 @@ def test_a_stop_while_files_are_brought_ends_it_under_the_fence_it_was_ordered_w
     async def scenario(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
         agent.send(with_workdir(a_start("a.1", "sleep", "1000", fence=7)))
         await until(lambda: files.asked)
-        agent.send(wire.StopAttemptOrder("a.1", 7, "cancelled", "", 0))
+        agent.send(wire.StopAttemptOrder("a.1", 7, Ending.CANCELLED, "", 0))
         await until(control.ends)
         assert [(end.lease_id, end.fence) for end in control.ends()] == [("a.1", 7)]
         assert control.ends()[0].outcome.ending is Ending.NEVER_STARTED

@@ -14,7 +14,7 @@ import pytest
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.posix.boot_clock import boot_ms
-from tests.component.agent.execution.conftest import Driver, is_alive, python
+from tests.component.agent.execution.conftest import Driver, is_alive, is_hold_expired, python
 from tests.support.shell import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -63,7 +63,7 @@ def test_what_agent_and_shim_cannot_end_is_dead_before_a_second_attempt_may_star
     os.kill(shim, signal.SIGSTOP)  # and this process, the agent, does nothing either
     assert_dead_in_time(driver.root, "a.1")
     assert boot_ms() >= hold_deadline(driver.root), "it was not ended before its time"
-    assert driver.ended("a.1").kind == "lost"
+    assert driver.ended("a.1").ending == "lost"
     assert not is_alive(shim)
 
 
@@ -86,7 +86,7 @@ def test_a_dead_agent_and_a_stopped_spawner_change_nothing(new_driver: Callable[
         assert_dead_in_time(second.root, "a.2")
     finally:
         os.kill(second.host.spawner_pid, signal.SIGCONT)
-    assert second.ended("a.2").kind == "lost"
+    assert second.ended("a.2").ending == "lost"
 
 
 def test_the_watcher_of_an_earlier_agent_is_replaced(new_driver: Callable[..., Driver]) -> None:
@@ -116,7 +116,7 @@ def test_a_renewed_hold_is_left_alone_and_a_shim_that_works_ends_it_itself(drive
         driver.pass_time(0.3)
         driver.host.extend_hold(boot_ms() + 3000)
         assert is_alive(pid)
-    assert driver.ended("a.1").kind == "hold_expired"
+    assert is_hold_expired(driver.ended("a.1"))
     driver.until(lambda: not watchers(driver.root))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from distributed_grid.agent.execution.attempt import AttemptExit
 from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.errors import BadInput, StaleFence
 from tests.component.agent.execution.conftest import Driver, a_spec
 
@@ -51,9 +52,9 @@ def test_what_is_forgotten_is_reported_no_more_and_keeps_its_logs(new_driver: Ca
     driver = new_driver()
     assert [report.attempt_id for report in driver.reports] == ["a.2"]
     assert driver.out("a.1") == "hello\n"
-    driver.run_coroutine(driver.host.stop_attempt("a.1", kind="cancelled"))
+    driver.run_coroutine(driver.host.stop_attempt("a.1", ending=Ending.CANCELLED))
     assert isinstance(driver.reports[-1], AttemptExit)
-    assert driver.reports[-1].exit_code == 0
+    assert driver.reports[-1].outcome.exit_code == 0
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "../a", "a b", "x" * 129, "a\n"])
@@ -83,7 +84,7 @@ def test_starting_and_closing_twice_is_harmless(driver: Driver) -> None:
 def test_a_launch_that_cannot_be_recorded_never_started(driver: Driver) -> None:
     (driver.root / "a.1").write_text("in the way")
     ended = driver.run("a.1", "true")
-    assert ended.kind == "never_started"
+    assert ended.ending == "never_started"
     (driver.root / "a.1").unlink()
 
 

@@ -68,7 +68,7 @@ def test_more_than_the_lease_is_no_overrun(new_driver: Callable[..., Driver], us
     driver = new_driver(use_cgroups=use_cgroups)
     code = "x = b'x' * (150 << 20)\nimport time; time.sleep(0.5)"
     ended = driver.run("a.1", *python(code), memory_bytes=64 * MB, most_memory_bytes=512 * MB)
-    assert (ended.kind, ended.exit_code) == ("exited", 0)
+    assert (ended.ending, ended.exit_code) == ("exited", 0)
     assert ended.max_memory_bytes > 150 * MB
 
 
@@ -76,7 +76,7 @@ def test_more_than_the_lease_is_no_overrun(new_driver: Callable[..., Driver], us
 def test_more_than_the_node_lends_is_one(new_driver: Callable[..., Driver], use_cgroups: bool) -> None:
     driver = new_driver(use_cgroups=use_cgroups)
     ended = driver.run("a.1", *python(HOLDS.format(400)), memory_bytes=64 * MB, most_memory_bytes=256 * MB)
-    assert ended.kind == "over_limit"
+    assert ended.ending == "over_limit"
     assert "of 0.25 GB" in ended.detail
 
 
@@ -93,7 +93,7 @@ def test_the_limit_follows_what_the_node_can_lend(new_driver: Callable[..., Driv
     assert (tree.spec.memory_bytes, tree.spec.most_memory_bytes) == (96 * MB, 1024 * MB)
     (driver.root / "a.1/work/go").touch()
     ended = driver.ended("a.1")
-    assert (ended.kind, ended.exit_code) == ("exited", 0)
+    assert (ended.ending, ended.exit_code) == ("exited", 0)
 
 
 @both_ways
@@ -109,7 +109,7 @@ def test_the_next_agent_knows_what_a_lease_has_grown_to(new_driver: Callable[...
     known = [tree.spec.memory_bytes for tree in driver.host.running_trees()]
     assert known in ([96 * MB], [])
     ended = driver.ended("a.1")
-    assert (ended.kind, ended.exit_code) == ("exited", 0)
+    assert (ended.ending, ended.exit_code) == ("exited", 0)
 
 
 def test_a_limit_that_was_stated_is_not_raised(driver: Driver) -> None:
@@ -117,7 +117,7 @@ def test_a_limit_that_was_stated_is_not_raised(driver: Driver) -> None:
     driver.numbers("a.1", 1)
     driver.host.resize("a.1", 1024 * MB, 1024 * MB)
     (driver.root / "a.1/work/go").touch()
-    assert driver.ended("a.1").kind == "over_limit"
+    assert driver.ended("a.1").ending == "over_limit"
 
 
 def test_the_one_furthest_beyond_its_lease_ends_when_memory_is_short(driver: Driver, machine: Machine) -> None:
@@ -131,14 +131,14 @@ def test_the_one_furthest_beyond_its_lease_ends_when_memory_is_short(driver: Dri
     machine.has_available(100)
     driver.run_coroutine(leases.relieve_memory())
     ended = driver.ended("b.1")
-    assert ended.kind == "over_limit"
+    assert ended.ending == "over_limit"
     assert ended.detail.endswith("of 0.06 GB leased; its machine has 100.0 MB left")
     machine.has_available(1000)
     driver.run_coroutine(leases.relieve_memory())
     assert {*driver.host.running()} == {"a.1", "c.1"}
     machine.has_available(100)
     driver.run_coroutine(leases.relieve_memory())
-    assert driver.ended("a.1").kind == "over_limit"
+    assert driver.ended("a.1").ending == "over_limit"
     driver.run_coroutine(leases.relieve_memory())
     assert {*driver.host.running()} == {"c.1"}
 
@@ -151,5 +151,5 @@ def test_an_owner_ends_what_is_beyond_its_lease_for_good(driver: Driver, machine
     for name in ("a.1", "b.1"):
         driver.run_coroutine(work.evict(name, "its owner needs it", 100))
     ended = driver.ended("a.1")
-    assert (ended.kind, driver.ended("b.1").kind) == ("over_limit", "reclaimed")
+    assert (ended.ending, driver.ended("b.1").ending) == ("over_limit", "reclaimed")
     assert ended.detail.endswith("leased; its owner needs it")

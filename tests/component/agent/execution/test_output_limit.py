@@ -13,6 +13,7 @@ import pytest
 
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.attempt_files import AttemptFileReader, open_file, read_at
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.wire import FileChunk, FileListing, ReadFile
 from tests.component.agent.execution.conftest import Driver
 
@@ -29,7 +30,7 @@ def disk_bytes(path: Path) -> int:
 
 def test_a_flood_leaves_the_newest_output_on_the_disk(driver: Driver) -> None:
     ended = driver.run("a-1", "sh", "-c", FLOOD, max_output_bytes=LIMIT)
-    assert (ended.kind, ended.exit_code) == ("exited", 0)
+    assert (ended.ending, ended.exit_code) == ("exited", 0)
     file = driver.root / "a-1" / "stdout"
     assert file.stat().st_size == FLOOD_BYTES, "offsets stay valid"
     assert disk_bytes(file) <= LIMIT
@@ -49,8 +50,8 @@ def test_a_flood_is_bounded_while_the_command_runs(driver: Driver) -> None:
     driver.launch("a-1", "sh", "-c", f"{FLOOD} >&2; exec sleep 1000", max_output_bytes=LIMIT)
     file = driver.root / "a-1" / "stderr"
     driver.until(lambda: file.stat().st_size == FLOOD_BYTES and disk_bytes(file) <= LIMIT)
-    driver.run_coroutine(driver.host.stop_attempt("a-1", kind="cancelled"))
-    assert driver.ended("a-1").kind == "cancelled"
+    driver.run_coroutine(driver.host.stop_attempt("a-1", ending=Ending.CANCELLED))
+    assert driver.ended("a-1").ending == "cancelled"
 
 
 def test_output_below_the_limit_is_kept_whole(driver: Driver) -> None:
@@ -69,7 +70,7 @@ def test_a_reader_over_the_link_begins_behind_the_dropped_output(driver: Driver)
 
     async def read() -> None:
         reader = AttemptFileReader(driver.root, receive)
-        reader.received(ReadFile(1, "a-1", b"stdout", 100, 1 << 30))
+        reader.received(ReadFile(stream=1, lease_id="a-1", name=b"stdout", offset=100, credit=1 << 30))
         while not chunks or chunks[-1].data:
             await asyncio.sleep(0.001)
         reader.close()
@@ -97,7 +98,7 @@ def test_where_nothing_can_be_dropped_the_command_is_paused_and_then_ended(disk_
     ended = driver.run(
         "a-1", "sh", "-c", "head -c 9000000 /dev/zero; exec sleep 1000", max_output_bytes=LIMIT, grace_ms=300
     )
-    assert ended.kind == "over_disk_limit", "no limit of its memory"
+    assert (ended.ending, ended.is_disk_overrun) == ("over_limit", True), "no limit of its memory"
     assert "its stdout has 0.00838 GB (limit 0.00391 GB), whose beginning cannot be dropped" in ended.detail
     record = disk_without_holes / "jobs" / job_dir.CONTROL / "a-1" / job_dir.DROPPED_OUTPUT
     assert json.loads(record.read_text()) == {"stdout": 0, "stderr": 0}, "all output can be read"

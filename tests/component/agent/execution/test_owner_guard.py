@@ -239,7 +239,7 @@ def test_a_slowed_job_can_still_be_cancelled_and_clean_up(guarded: Guarded) -> N
     with an_owner(2 * len(CORES)):
         driver.until(lambda: guarded.guard.yields, timeout_s=5)
         ended = driver.stop("a.1", grace_ms=10_000)
-    assert (ended.kind, ended.exit_code, driver.out("a.1")) == ("cancelled", 3, "1\nbye\n")
+    assert (ended.ending, ended.exit_code, driver.out("a.1")) == ("cancelled", 3, "1\nbye\n")
 
 
 @alone
@@ -290,7 +290,7 @@ def test_memory_comes_back_by_eviction_after_a_notice(guarded: Guarded) -> None:
     rules = msgspec.structs.replace(RULES, memory_min_bytes=everything, memory_used_max_milli=0, notice_ms=4000)
     guard.rules = rules
     ended = driver.ended("large")
-    assert (ended.kind, ended.exit_code) == ("reclaimed", 5)
+    assert (ended.ending, ended.exit_code) == ("reclaimed", 5)
     assert ended.detail.startswith("its owner needs here's memory: ")
     reason, _, left = driver.out("large").splitlines()[1].rpartition(" in ")
     # Told with the figures of its moment: others use memory, too, between the notice and the end.
@@ -322,8 +322,8 @@ def test_where_only_eviction_is_allowed_the_youngest_goes(guarded: Guarded) -> N
     driver.launch("young", *python(SPIN), cpu_milli=1000)
     driver.pass_time(0.5)
     with an_owner(len(CORES)):
-        ended = driver.until(lambda: driver.find(AttemptExit, "young"), timeout_s=60)
-        assert ended.kind == "reclaimed"
+        ended = driver.until(lambda: driver.find(AttemptExit, "young"), timeout_s=60).outcome
+        assert ended.ending == "reclaimed"
         assert "its owner needs here's CPU: " in ended.detail
         assert is_alive(driver.shim_pid("old"))
 

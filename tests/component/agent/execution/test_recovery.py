@@ -51,8 +51,8 @@ def test_an_end_cut_short_is_lost_and_nothing_runs_again(new_driver: Callable[..
     text = (folder / "spec.json").read_bytes()
     os.truncate(folder / "spec.json", text.index(b'{"ended"') + 20)
     driver = new_driver()
-    assert driver.ended("a.1").kind == "lost"
-    assert driver.run("a.1", "true").kind == "lost"
+    assert driver.ended("a.1").ending == "lost"
+    assert driver.run("a.1", "true").ending == "lost"
 
 
 def test_a_shim_that_did_not_get_to_say_who_it_is_never_ran(new_driver: Callable[..., Driver]) -> None:
@@ -100,12 +100,12 @@ def without_links(root: Path) -> None:
     driver = Driver(root)
     assert driver.ended("a.1").exit_code == 7
     assert driver.ended("a.2").exit_code == 8
-    assert driver.ended("a.3").kind == "lost"
+    assert driver.ended("a.3").ending == "lost"
     assert not is_alive(killed.pid)
     driver.run_coroutine(driver.host.launch(a_spec("a.2", "false")))
-    assert [report.exit_code for report in driver.reports if isinstance(report, AttemptExit)][-1] == 8
+    assert [report.outcome.exit_code for report in driver.reports if isinstance(report, AttemptExit)][-1] == 8
     driver.launch("a.4", *python("import time; time.sleep(1000)"), cpu_milli=1000)
-    assert driver.stop("a.4").kind == "cancelled"
+    assert driver.stop("a.4").ending == "cancelled"
     driver.finish()
 
 

@@ -44,7 +44,16 @@ class Control:
 
 def a_start(lease: str = "a.1", *argv: str, fence: int = 7) -> wire.StartAttemptOrder:
     command = Command(argv or ("true",), (("PATH", "/usr/bin:/bin"),))
-    return wire.StartAttemptOrder("gpu1", lease, fence, "job", command, Claim(), HOLD_MS, boot_ms())
+    return wire.StartAttemptOrder(
+        node="gpu1",
+        lease_id=lease,
+        fence=fence,
+        job_id="job",
+        command=command,
+        claim=Claim(),
+        hold_ms=HOLD_MS,
+        beat=boot_ms(),
+    )
 
 
 Scenario = Callable[[Agent, AttemptHost, Control], Awaitable[None]]
@@ -63,7 +72,7 @@ def with_an_agent(root: Path, scenario: Scenario, meter: UsageMeter | None = Non
                 await scenario(agent, host, control)
         finally:
             for attempt_id in host.running():
-                await host.stop_attempt(attempt_id, kind="cancelled", grace_ms=0)
+                await host.stop_attempt(attempt_id, ending=Ending.CANCELLED, grace_ms=0)
             while host.running():
                 await asyncio.sleep(0.01)
             await agent.stop()
@@ -83,7 +92,7 @@ def test_an_order_in_time_runs_and_is_told_until_it_is_acknowledged(tmp_path: Pa
         report = control.ends()[0]
         assert report.outcome.exit_code == 0
         assert "a.1" in agent.greeting("gpu1")[0].attempts
-        agent.welcomed(wire.Welcome(wire.PROTOCOL, "0", 1, HOLD_MS, 2000))
+        agent.welcomed(wire.Welcome(protocol=wire.PROTOCOL, version="0", epoch=1, hold_ms=HOLD_MS, heartbeat_ms=2000))
         assert control.ends() == [report, report]
         agent.send(wire.AcknowledgeReport(report.seq))
         assert agent.greeting("gpu1")[0].attempts == ()
@@ -110,7 +119,7 @@ def test_the_cpu_time_of_an_end_that_is_reported_again_counts_once(tmp_path: Pat
         agent.send(a_start("a.1", "sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"))
         await until(control.ends)
         for times in (2, 3):  # from memory, and when it is acknowledged from its directory
-            agent.send(wire.StopAttemptOrder("a.1", 7, "cancelled", "", 0))
+            agent.send(wire.StopAttemptOrder("a.1", 7, Ending.CANCELLED, "", 0))
             await until(lambda times=times: len(control.ends()) == times)
             agent.send(wire.AcknowledgeReport(control.ends()[-1].seq))
         assert meter.counted == [control.ends()[0].outcome.cpu_ms]
@@ -151,12 +160,12 @@ def test_an_older_fence_neither_starts_nor_stops_anything(tmp_path: Path) -> Non
         await until(control.starts)
         before = len(control.starts())
         agent.send(a_start("a.1", "sleep", "1000", fence=6))
-        agent.send(wire.StopAttemptOrder("a.1", 6, "cancelled", "", 0))
+        agent.send(wire.StopAttemptOrder("a.1", 6, Ending.CANCELLED, "", 0))
         agent.send(a_start("a.2", "true"))
         await until(control.ends)  # orders are carried out in turn, so the two before are behind us
         assert host.running() == ("a.1",)
         assert len(control.starts()) == before
-        agent.send(wire.StopAttemptOrder("a.1", 7, "cancelled", "", 0))
+        agent.send(wire.StopAttemptOrder("a.1", 7, Ending.CANCELLED, "", 0))
         await until(lambda: not host.running())
 
     with_an_agent(tmp_path / "jobs", scenario)

@@ -32,6 +32,7 @@ import asyncio, msgspec, sys
 from pathlib import Path
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.attempt import AttemptSpec
+from distributed_grid.domain.jobs import Ending
 
 async def main():
     host = AttemptHost(Path(sys.argv[1]), report=lambda report: print(type(report).__name__, flush=True))
@@ -40,7 +41,7 @@ async def main():
     await host.launch(msgspec.json.decode(sys.stdin.buffer.readline(), type=AttemptSpec))
     print("launched", flush=True)
     await asyncio.to_thread(sys.stdin.buffer.readline)
-    await host.stop_attempt("a.1", kind="cancelled", grace_ms=60_000)
+    await host.stop_attempt("a.1", ending=Ending.CANCELLED, grace_ms=60_000)
     print("stopping", flush=True)
     await asyncio.sleep(1000)
 
@@ -141,7 +142,7 @@ def test_the_agent_hears_that_an_attempt_is_lost_with_its_directory(driver: Driv
     pids = driver.numbers("a.1", 3)
     remove(driver.root)
     ended = driver.ended("a.1")
-    assert ended.kind == "lost"
+    assert ended.ending == "lost"
     assert "removed" in ended.detail
     assert not any(map(is_alive, pids))
 
@@ -151,7 +152,7 @@ def test_a_shim_that_dies_after_its_directory_is_lost_too(driver: Driver) -> Non
     pids, shim = driver.numbers("a.1", 3), driver.shim_pid("a.1")
     remove(driver.root)
     os.kill(shim, signal.SIGKILL)
-    assert driver.ended("a.1").kind == "lost"
+    assert driver.ended("a.1").ending == "lost"
     assert not any(map(is_alive, [*pids, launched.pid]))
 
 
@@ -159,8 +160,8 @@ def test_a_launch_into_a_root_that_is_gone_is_refused_and_a_stop_is_not_held_up(
     driver.launch("a.1", "sleep", "1000")
     remove(driver.root)
     driver.run_coroutine(driver.host.launch(a_spec("b.1", "true")))
-    assert driver.ended("b.1").kind == "never_started"
-    assert driver.stop("a.1", grace_ms=0).kind in ("cancelled", "lost")
+    assert driver.ended("b.1").ending == "never_started"
+    assert driver.stop("a.1", grace_ms=0).ending in ("cancelled", "lost")
 
 
 def test_a_shim_that_retries_its_record_ends_with_its_directory(root: Path, new_driver: Callable[..., Driver]) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distributed_grid.agent.execution.host import AttemptHost
-from distributed_grid.agent.execution.spawner import SPARES
+from distributed_grid.agent.execution.spawner import IDLE_SHIMS
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.posix.boot_clock import boot_ms
@@ -48,7 +48,7 @@ def stopped_shims(driver: Driver) -> Iterator[None]:
             os.kill(pid, signal.SIGSTOP)
             held.add(pid)
             quiet_since = time.monotonic()
-        return len(held) >= SPARES and time.monotonic() - quiet_since > 0.3
+        return len(held) >= IDLE_SHIMS and time.monotonic() - quiet_since > 0.3
 
     try:
         driver.until(all_stopped)
@@ -61,7 +61,7 @@ def stopped_shims(driver: Driver) -> Iterator[None]:
 
 def see_nothing_start(driver: Driver, trace: Path) -> None:
     """Another attempt runs from start to end after the late one had its turn, which started nothing."""
-    assert driver.run("later.1", "true").kind == "exited"
+    assert driver.run("later.1", "true").ending == "exited"
     assert not trace.exists()
 
 
@@ -74,9 +74,9 @@ def test_what_a_stopped_spawner_has_not_started_in_time_is_ended_and_never_start
         driver.run_coroutine(driver.host.launch(spec))
         assert driver.host.unstarted() == ["a.1"]
         ended = driver.ended("a.1")
-        assert (ended.kind, ended.detail) == ("start_expired", "not started in time")
+        assert (ended.ending, ended.node_fault, ended.detail) == ("never_started", True, "not started in time")
         with JobDir(str(driver.root), "a.1") as job:
-            assert job.read_end()["kind"] == "start_expired", "it is recorded"
+            assert job.read_end()["node_fault"], "it is recorded"
     see_nothing_start(driver, trace)
 
 
@@ -86,7 +86,7 @@ def test_a_shim_that_stood_still_until_its_time_was_over_refuses_to_start(driver
     with stopped_shims(driver):
         spec = a_spec("a.1", "touch", str(trace), start_by_boot_ms=boot_ms() + 300)
         driver.run_coroutine(driver.host.launch(spec))
-        assert driver.ended("a.1").kind == "start_expired"
+        assert driver.ended("a.1").is_failed_start
     see_nothing_start(driver, trace)
 
 
@@ -94,7 +94,7 @@ def test_an_attempt_that_a_stopped_spawner_has_not_taken_can_be_stopped_at_once(
     trace = tmp_path / "ran"
     with stopped(driver.host.spawner_pid):
         driver.run_coroutine(driver.host.launch(a_spec("a.1", "touch", str(trace))))
-        assert driver.stop("a.1").kind == "cancelled"
+        assert driver.stop("a.1").ending == "cancelled"
     see_nothing_start(driver, trace)
 
 
@@ -106,7 +106,7 @@ def test_orders_do_not_wait_for_a_spawner_that_takes_nothing(driver: Driver) -> 
             driver.run_coroutine(driver.host.launch(spec))
             if boot_ms() >= late:
                 break
-        assert driver.stop(f"a.{number}").kind in ("cancelled", "start_expired")
+        assert driver.stop(f"a.{number}").ending in ("cancelled", "never_started")
 
 
 def test_without_room_for_its_record_an_attempt_ends_by_the_fault_of_its_node(
@@ -117,4 +117,8 @@ def test_without_room_for_its_record_an_attempt_ends_by_the_fault_of_its_node(
     disk.fill()
     ended = driver.run("a.1", "true")
     disk.free()
-    assert (ended.kind, ended.detail) == ("no_room", "could not be recorded: No space left on device")
+    assert (ended.ending, ended.node_fault, ended.detail) == (
+        "never_started",
+        True,
+        "could not be recorded: No space left on device",
+    )

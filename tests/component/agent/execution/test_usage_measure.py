@@ -114,7 +114,7 @@ def test_an_attempt_whose_shim_was_killed_keeps_what_was_read(driver: Driver) ->
     driver.until(lambda: driver.host.usage()["a.1"].memory_bytes > 40 * MB and driver.host.usage()["a.1"].cpu_ms > 50)
     os.kill(driver.shim_pid("a.1"), signal.SIGKILL)
     ended = driver.ended("a.1")
-    assert ended.kind == "lost"
+    assert ended.ending == "lost"
     assert ended.max_memory_bytes >= 40 * MB
     assert ended.cpu_ms > 50
     assert ended.wall_ms >= ended.cpu_ms // 2

@@ -60,7 +60,7 @@ def listed(
     answers.clear()
 
     async def ask() -> None:
-        reader.received(ListFiles(1, MOVE, () if tree else ("**",), tree=tree))
+        reader.received(ListFiles(stream=1, lease_id=MOVE, patterns=() if tree else ("**",), tree=tree))
 
     source.run(ask())
     found = source.until(lambda: answers[-1] if answers else None)
@@ -102,7 +102,7 @@ def read_file(
     answers.clear()
 
     async def ask() -> None:
-        reader.received(ReadFile(2, MOVE, name, 0, 1000))
+        reader.received(ReadFile(stream=2, lease_id=MOVE, name=name, offset=0, credit=1000))
         while not answers:
             await asyncio.sleep(0.001)
 
@@ -189,15 +189,15 @@ def test_a_secret_in_the_directory_of_an_original_is_neither_listed_nor_read(
         source.until(lambda: answers)
         return answers[0]
 
-    listing = ask(ListFiles(1, MOVE, (), tree=True))
+    listing = ask(ListFiles(stream=1, lease_id=MOVE, patterns=(), tree=True))
     assert isinstance(listing, FileListing)
     assert b".env" not in listing.files
     assert listing.skipped == (".env: looks like a secret",)
-    chunk = ask(ReadFile(2, MOVE, b"work/.env", 0, 100))
+    chunk = ask(ReadFile(stream=2, lease_id=MOVE, name=b"work/.env", offset=0, credit=100))
     assert isinstance(chunk, FileChunk)
     assert (chunk.data, chunk.problem) == (b"", "work/.env cannot be read: looks like a secret")
     (process.folder / ".gridignore").write_text("!.env\n")
-    allowed = ask(ReadFile(3, MOVE, b"work/.env", 0, 100))
+    allowed = ask(ReadFile(stream=3, lease_id=MOVE, name=b"work/.env", offset=0, credit=100))
     assert isinstance(allowed, FileChunk)
     assert allowed.data == b"TOKEN=1"
 
@@ -224,7 +224,7 @@ def test_a_path_that_becomes_a_link_after_it_was_listed_is_not_read_through_it(
     answers.clear()
 
     async def receive() -> None:
-        reader.received(ReadFile(2, MOVE, b"work/sub/data", 0, 100))
+        reader.received(ReadFile(stream=2, lease_id=MOVE, name=b"work/sub/data", offset=0, credit=100))
 
     source.run(receive())
     chunk = source.until(lambda: answers[-1] if answers else None)

@@ -22,7 +22,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.server.access.agent_sockets import MAX_CONNECTIONS, MAX_STRANGERS, AgentConnections, AgentSockets
 from distributed_grid.server.access.agent_websocket import AgentWebSocket
 
-HELLO = wire.AgentHello(wire.PROTOCOL, "0.2.0", "gpu1")
+HELLO = wire.AgentHello(protocol=wire.PROTOCOL, version="0.2.0", node="gpu1")
 
 
 class Reception:
@@ -38,7 +38,7 @@ class Reception:
         self.heard.append(message)
         self.via = via
         if isinstance(message, wire.Heartbeat):
-            via.send(wire.HeartbeatReply(message.beat, 0))
+            via.send(wire.HeartbeatReply(beat=message.beat, hold_ms=0))
 
     def rejected(self, why: str, via: wire.AgentSide) -> None:
         self.refused.append(why)
@@ -72,8 +72,8 @@ def test_a_greeted_agent_is_heard_and_answered() -> None:
     async def story() -> None:
         async with a_door() as (reception, port), await a_link(port) as link:
             await link.send(wire.encode(HELLO))
-            await link.send(wire.encode(wire.Heartbeat("gpu1", Usage(), 7)))
-            assert wire.decode_to_agent(await link.recv(decode=False)) == wire.HeartbeatReply(7, 0)
+            await link.send(wire.encode(wire.Heartbeat(node="gpu1", usage=Usage(), beat=7)))
+            assert wire.decode_to_agent(await link.recv(decode=False)) == wire.HeartbeatReply(beat=7, hold_ms=0)
             assert reception.heard[0] == HELLO
             assert reception.via.nodes == ("gpu1",)
         await asyncio.sleep(0.05)
@@ -96,9 +96,9 @@ def test_who_has_no_key_is_not_let_in() -> None:
 @pytest.mark.parametrize(
     ("first", "says"),
     [
-        (wire.encode(wire.Heartbeat("gpu1", Usage())), "does not speak|greets"),
-        (wire.encode(wire.AgentHello(99, "9", "gpu1")), "upgrade"),
-        (wire.encode(wire.AgentHello(wire.PROTOCOL, "0", "gpu2")), "gpu1's, not gpu2's"),
+        (wire.encode(wire.Heartbeat(node="gpu1", usage=Usage())), "does not speak|greets"),
+        (wire.encode(wire.AgentHello(protocol=99, version="9", node="gpu1")), "upgrade"),
+        (wire.encode(wire.AgentHello(protocol=wire.PROTOCOL, version="0", node="gpu2")), "gpu1's, not gpu2's"),
         (b"", "does not speak"),
         (b"\xff" * 5000, "does not speak"),
     ],
@@ -180,8 +180,8 @@ def test_random_bytes_neither_break_nor_hang_the_door() -> None:
                 await throw(port, upgrade[: draw.randrange(len(upgrade))])
             async with await a_link(port) as link:
                 await link.send(wire.encode(HELLO))
-                await link.send(wire.encode(wire.Heartbeat("gpu1", Usage(), 9)))
-                assert wire.decode_to_agent(await link.recv(decode=False)) == wire.HeartbeatReply(9, 0)
+                await link.send(wire.encode(wire.Heartbeat(node="gpu1", usage=Usage(), beat=9)))
+                assert wire.decode_to_agent(await link.recv(decode=False)) == wire.HeartbeatReply(beat=9, hold_ms=0)
         assert failures == []
 
     asyncio.run(story())

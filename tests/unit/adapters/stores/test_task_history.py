@@ -19,11 +19,11 @@ NOW = 200 * DAY_MS
 
 def a_run(number: int, *, key: str = "sleep #", user: str = "ana", attempt: int = 1, ended_at_ms: int = NOW) -> TaskRun:
     return TaskRun(
-        f"task-{number}",
-        attempt,
-        user,
-        key,
-        (float(number), 0.5),
+        task_id=f"task-{number}",
+        attempt=attempt,
+        user=user,
+        key=key,
+        features=(float(number), 0.5),
         input_bytes=number,
         memory_bytes=1000 + number,
         cpu_ms=number,
@@ -73,7 +73,9 @@ def test_the_same_task_of_two_users_is_two(tmp_path: Path) -> None:
 def test_types_are_listed_by_their_last_run_and_lower_bounds_are_no_samples(tmp_path: Path) -> None:
     history = TaskHistory(tmp_path / "predictions.db")
     history.record([a_run(1, key="b", ended_at_ms=NOW + 1), a_run(2, key="a"), a_run(3, key="c", ended_at_ms=NOW + 2)])
-    bound = TaskRun("task-9", 1, "ana", "a", memory_bytes=5, ended_at_ms=NOW, is_lower_bound=True)
+    bound = TaskRun(
+        task_id="task-9", attempt=1, user="ana", key="a", memory_bytes=5, ended_at_ms=NOW, is_lower_bound=True
+    )
     history.record([bound])
     assert [(found.key, found.samples) for found in history.types(9)] == [("c", 1), ("b", 1), ("a", 1)]
     assert history.runs("ana", "a", 9)[-1] == bound

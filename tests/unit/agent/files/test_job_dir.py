@@ -80,12 +80,12 @@ def test_one_file_tells_all_that_happened_under_three_names(root: str) -> None:
         assert (job.read(job_dir.LOCK), job.read(job_dir.STARTED), job.read(job_dir.EXIT)) == (None, None, None)
         job_dir.append_entry(lock, job_dir.journal_entry("shim", {"boot": "b", "pid": 1, "start": 2}))
         job_dir.append_entry(lock, job_dir.journal_entry("started", {"pid": 3}))
-        job.write_end(lock, {"kind": "exited", "exit_code": 0})
+        job.write_end(lock, {"ending": "exited", "exit_code": 0})
         os.close(lock)
         assert job.read(job_dir.SPEC) == {"attempt_id": "a.1", "cores": [1]}
         assert job.read(job_dir.LOCK) == {"boot": "b", "pid": 1, "start": 2}
         assert job.read(job_dir.STARTED) == {"pid": 3}
-        assert job.read(job_dir.EXIT) == job.read_end() == {"kind": "exited", "exit_code": 0}
+        assert job.read(job_dir.EXIT) == job.read_end() == {"ending": "exited", "exit_code": 0}
     control = Path(root, job_dir.CONTROL, "a.1")
     assert {path.name for path in control.iterdir()} == {"spec.json", "shim.lock", "exit.json"}
     assert len({path.stat().st_ino for path in control.iterdir()}) == 1
@@ -97,15 +97,15 @@ def test_an_end_that_was_not_shown_counts_once_its_shim_is_gone(root: str) -> No
         job.write(job_dir.SPEC, {"attempt_id": "a.1"})
         lock = job.take_lock()
         assert lock is not None
-        job_dir.append_entry(lock, job_dir.journal_entry("ended", {"kind": "exited"}))
+        job_dir.append_entry(lock, job_dir.journal_entry("ended", {"ending": "exited"}))
         assert job.read_end() is None  # it may not be on the disk yet
         os.close(lock)
         assert job.read(job_dir.EXIT) is None
-        assert job.read_end() == {"kind": "exited"}
-        assert job.read(job_dir.EXIT) == {"kind": "exited"}
+        assert job.read_end() == {"ending": "exited"}
+        assert job.read(job_dir.EXIT) == {"ending": "exited"}
         job.remove(job_dir.EXIT)
         job.remove(job_dir.LOCK)  # a name lost in a power failure
-        assert job.read_end() == {"kind": "exited"}
+        assert job.read_end() == {"ending": "exited"}
 
 
 def test_an_end_recorded_again_after_a_full_disk_is_one_end(root: str) -> None:
@@ -113,11 +113,11 @@ def test_an_end_recorded_again_after_a_full_disk_is_one_end(root: str) -> None:
         job.write(job_dir.SPEC, {"attempt_id": "a.1"})
         lock = job.take_lock()
         assert lock is not None
-        os.write(lock, b'\n{"ended": {"kind": "exi')
-        job.write_end(lock, {"kind": "exited"})
-        job.write_end(lock, {"kind": "exited"})
+        os.write(lock, b'\n{"ended": {"ending": "exi')
+        job.write_end(lock, {"ending": "exited"})
+        job.write_end(lock, {"ending": "exited"})
         os.close(lock)
-        assert job.read_end() == {"kind": "exited"}
+        assert job.read_end() == {"ending": "exited"}
 
 
 def test_an_attempt_is_listed_as_live_without_a_new_file(root: str) -> None:
@@ -197,7 +197,7 @@ def test_safe_names(name: str) -> None:
 
 
 SPEC = b'{"attempt_id": "a.1", "argv": ["\\n{\\"ended\\": 1}"]}'
-ENTRIES = {"shim": {"pid": 7}, "started": {"pid": 8, "cores": [0]}, "ended": {"kind": "exited", "detail": "\udcff\n"}}
+ENTRIES = {"shim": {"pid": 7}, "started": {"pid": 8, "cores": [0]}, "ended": {"ending": "exited", "detail": "\udcff\n"}}
 
 
 def a_journal(path: Path) -> bytes:

@@ -157,7 +157,13 @@ class BrokenWork:
         self.evicted.append(attempt_id)
 
 
-RULES = OwnerRules(300, 800, 3 * GB, 1000, 0)
+RULES = OwnerRules(
+    cpu_busy_max_milli=300,
+    memory_used_max_milli=800,
+    memory_min_bytes=3 * GB,
+    gpu_busy_max_milli=1000,
+    gpu_memory_min_bytes=0,
+)
 
 
 def watch(work: BrokenWork, samples: int) -> OwnerGuard:

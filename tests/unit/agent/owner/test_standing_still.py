@@ -13,7 +13,14 @@ from distributed_grid.wire import OwnerRules
 
 GB = 1024**3
 NAMES = ("a.1", "b.1", "c.1")
-RULES = OwnerRules(300, 800, 0, 1000, 0, evict=False)
+RULES = OwnerRules(
+    cpu_busy_max_milli=300,
+    memory_used_max_milli=800,
+    memory_min_bytes=0,
+    gpu_busy_max_milli=1000,
+    gpu_memory_min_bytes=0,
+    evict=False,
+)
 
 
 class StandingWork:

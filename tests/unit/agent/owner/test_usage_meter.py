@@ -30,8 +30,11 @@ def test_without_work_only_the_declared_background_is_in_use_and_it_is_the_owner
     idle = meter(BIG, OwnerBackground(cpu_milli=50, memory_milli=766, gpu_milli=250))
     used = idle.usage([], 0, 1_000, 7 * GB)
     assert used == Usage(
-        50, 50, BIG.memory_bytes * 766 // 1000, BIG.memory_bytes * 766 // 1000,
-        (GpuUsage(0, 250, 2 * GB, 250, 2 * GB),), 7 * GB,
+        cpu_busy_milli=50,
+        cpu_outside_milli=50,
+        memory_bytes=BIG.memory_bytes * 766 // 1000,
+        memory_outside_bytes=BIG.memory_bytes * 766 // 1000,
+        gpus=(GpuUsage(0, 250, 2 * GB, 250, 2 * GB),), memory_room_bytes=7 * GB,
     )  # fmt: skip
 
 

@@ -11,7 +11,17 @@ from tests.support.builders import NOW, a_request
 
 def shown_command_of(*argv: str) -> str:
     command = Command(argv)
-    move = Move("move-1", "ada", "gpu1", "gpu2", Way.RESTART, a_request("r"), NOW, job="j1", command=command)
+    move = Move(
+        id="move-1",
+        user="ada",
+        source="gpu1",
+        target="gpu2",
+        way=Way.RESTART,
+        request=a_request("r"),
+        requested_at_ms=NOW,
+        job="j1",
+        command=command,
+    )
     return MoveRow.of(Viewer(0), move, lambda node: True).command
 
 

@@ -77,7 +77,7 @@ def test_rank_has_a_column_of_its_own():
 
 def test_a_node_that_lends_nothing_has_its_rank_and_no_slack():
     ledger = a_ledger(a_node("gpu1", caps=caps(can_share=False)))
-    step(ledger, HeartbeatReceived("gpu1", Usage()), NOW)
+    step(ledger, HeartbeatReceived(name="gpu1", usage=Usage()), NOW)
     assert (column(ledger, "rank"), column(ledger, "slack")) == (1000, 0)
 
 

@@ -20,7 +20,7 @@ def a_waiting_lease(dice: Random, number: int) -> Lease:
         priority=dice.choice(list(Priority)),
         deadline_ms=dice.choice((0, 5_000, 9_000)),
     )
-    return Lease(request.id, request, dice.randrange(1_000))
+    return Lease(id=request.id, request=request, asked_at_ms=dice.randrange(1_000))
 
 
 def test_the_index_is_the_same_whatever_has_come_and_gone():

@@ -22,20 +22,30 @@ IDENTITY = ProcessIdentity(4711, 815, "boot-1")
 
 
 def a_job_move(uid: str, way: Way = Way.RESTART, *, move_id: str = "move-1", target: str = "gpu2") -> Move:
-    return Move(move_id, "ada", "gpu1", target, way, a_request("unused"), NOW, job=uid, reason="gpu1 is full")
+    return Move(
+        id=move_id,
+        user="ada",
+        source="gpu1",
+        target=target,
+        way=way,
+        request=a_request("unused"),
+        requested_at_ms=NOW,
+        job=uid,
+        reason="gpu1 is full",
+    )
 
 
 def a_process_move(
     *, move_id: str = "move-1", identity: ProcessIdentity = IDENTITY, cores: float = 1, source: str = "gpu1"
 ) -> Move:
     return Move(
-        move_id,
-        "ada",
-        source,
-        "gpu2",
-        Way.PROCESS_RESTART,
-        a_request("unused", cores=cores),
-        NOW,
+        id=move_id,
+        user="ada",
+        source=source,
+        target="gpu2",
+        way=Way.PROCESS_RESTART,
+        request=a_request("unused", cores=cores),
+        requested_at_ms=NOW,
         process=MovedProcess(identity, "/data/run"),
         command=Command(("python3", "train.py")),
         job_id="train",
@@ -49,7 +59,7 @@ def reported(state: MoveState, nodes: tuple[str, ...] = ("gpu1",), move_id: str 
 
 def hear_boot(scenario: Scenario, node: str, boot: str, machine: str = "m1-dir") -> None:
     """The agent of a node comes, with nothing running."""
-    scenario.handle(events.AttemptsListed(node, (), boot=boot, machine=machine))
+    scenario.handle(events.AttemptsListed(node=node, attempts=(), boot=boot, machine=machine))
 
 
 def move_through(scenario: Scenario, until: MoveState, move_id: str = "move-1") -> Move:

@@ -109,7 +109,10 @@ class Scene:
         self._greet(SOURCE)
         self.scenario.handle(
             events.JobSubmitted(
-                "job", a_submission().command, a_request("r1", cores=2, prefer=(SOURCE,)), restartable=True
+                id="job",
+                command=a_submission().command,
+                request=a_request("r1", cores=2, prefer=(SOURCE,)),
+                restartable=True,
             )
         )
 
@@ -200,7 +203,11 @@ class Scene:
                 if uid.startswith("moved-"):
                     assert self.original.original not in LIVING, f"{uid} starts beside the original"
                 self.running[attempt.lease_id] = about
-                self.late.append(events.AttemptStarted(uid, attempt.number, attempt.fence, 7, nodes=(effect.node,)))
+                self.late.append(
+                    events.AttemptStarted(
+                        uid=uid, number=attempt.number, fence=attempt.fence, pid=7, nodes=(effect.node,)
+                    )
+                )
             elif self.running.pop(attempt.lease_id, None) is not None:
                 self._ended(attempt.lease_id, about, Outcome(Ending.PREEMPTED))
             elif attempt.lease_id not in self.over:
@@ -215,7 +222,9 @@ class Scene:
 
     def _ended(self, lease_id: str, about: tuple[str, int, int, str], outcome: Outcome, pid: int = 0) -> None:
         uid, number, fence, node = about
-        self.over[lease_id] = events.AttemptEnded(uid, number, fence, outcome, (node,), pid=pid)
+        self.over[lease_id] = events.AttemptEnded(
+            uid=uid, number=number, fence=fence, outcome=outcome, nodes=(node,), pid=pid
+        )
         self.late.append(self.over[lease_id])
 
     def hear(self, *, again: bool = False, backwards: bool = False) -> None:
@@ -234,7 +243,7 @@ class Scene:
     def _kill_attempts(self, name: str) -> None:
         for lease_id in [one for one, about in self.running.items() if about[3] == name]:
             del self.running[lease_id]
-            self.over[lease_id] = events.AttemptEnded("", 0, 0, an_exit(1))
+            self.over[lease_id] = events.AttemptEnded(uid="", number=0, fence=0, outcome=an_exit(1))
 
     def reboot(self) -> None:
         self.boot += 1
@@ -257,13 +266,13 @@ class Scene:
         known = [lease_id for lease_id, about in self.running.items() if about[3] == name]
         known += [lease_id for lease_id, end in self.over.items() if end.nodes == (name,)]
         boot = f"boot-{self.boot}" if name == SOURCE else f"{name}-boot"
-        self.handle(events.AttemptsListed(name, tuple(known), boot, f"{name}-dir"))
+        self.handle(events.AttemptsListed(node=name, attempts=tuple(known), boot=boot, machine=f"{name}-dir"))
         for lease_id in known:
             if lease_id in self.over:
                 self.late.append(self.over[lease_id])
             else:
                 uid, number, fence, node = self.running[lease_id]
-                self.late.append(events.AttemptStarted(uid, number, fence, 7, nodes=(node,)))
+                self.late.append(events.AttemptStarted(uid=uid, number=number, fence=fence, pid=7, nodes=(node,)))
 
     # -------------------------------------------------------------- time
 

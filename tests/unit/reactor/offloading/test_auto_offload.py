@@ -136,7 +136,9 @@ def fail_a_move(grid: Looks) -> list[Record]:
     started = grid.job(move.job).attempt
     assert started is not None
     assert started.node != move.target
-    return records + grid.handle(AttemptStarted(move.job, started.number, started.fence, 7)).records
+    return (
+        records + grid.handle(AttemptStarted(uid=move.job, number=started.number, fence=started.fence, pid=7)).records
+    )
 
 
 def test_it_stops_itself_after_three_failures_in_a_row_and_says_so():
@@ -213,8 +215,10 @@ def a_block(grid: Looks, block_id: str, size_gb: float, lender: str) -> None:
     """A block of the pool in the memory of a node, whose servers all are known."""
     for name in grid.ledger.nodes:
         if name not in grid.ledger.memory_servers:
-            grid.handle(MemoryServed(MemoryServerRow(name, "host", 1, incarnation="i1")))
-    grid.handle(BlockAsked(block_id, "ada", round(size_gb * GB), 10**9, prefer=lender, home="cedar"))
+            grid.handle(MemoryServed(MemoryServerRow(node=name, host="host", port=1, incarnation="i1")))
+    grid.handle(
+        BlockAsked(id=block_id, user="ada", size_bytes=round(size_gb * GB), term_ms=10**9, prefer=lender, home="cedar")
+    )
     (place,) = grid.ledger.blocks[block_id].places
     assert place.node == lender
 
@@ -347,5 +351,5 @@ def test_many_pressed_nodes_are_looked_at_in_several_steps_and_none_is_forgotten
     assert set(grid.ledger.degraded) == set(names)
     first = step(grid.ledger, OffloadPressureRead((), grid.rules, grid.offload), grid.now)
     assert first.later == []  # nobody is known to be above
-    readings = tuple(PressureReading(name, 900, 900, 900) for name in names)
+    readings = tuple(PressureReading(node=name, score=900, memory=900, cpu=900) for name in names)
     assert step(grid.ledger, OffloadPressureRead(readings, grid.rules, grid.offload), grid.now).later

@@ -45,7 +45,7 @@ def test_the_recorded_end_of_the_job_gives_it_the_room(scenario):
     states = [record.data["state"] for record in result.records if record.type == "move-advanced"]
     assert states == ["dead"]
     attempt = job.attempt
-    result = scenario.handle(events.AttemptStarted("r1", attempt.number, attempt.fence, 7))
+    result = scenario.handle(events.AttemptStarted(uid="r1", number=attempt.number, fence=attempt.fence, pid=7))
     assert end_of(result) is MoveEnd.DONE
     assert not scenario.ledger.moves
 
@@ -103,7 +103,7 @@ def test_a_job_that_waits_for_its_quota_or_for_room_everywhere_is_refused(scenar
     for name in ("gpu1", "gpu2", "gpu3"):
         scenario.ask(a_request(f"full-{name}", cores=4, require=(name,)))
     submit_job(scenario, starts=False, restartable=False)
-    scenario.handle(events.PolicySet(SchedulingPolicy(quotas=(Quota("ada", ("ada",), cpu_milli=8000),))))
+    scenario.handle(events.PolicySet(SchedulingPolicy(quotas=(Quota(name="ada", members=("ada",), cpu_milli=8000),))))
     assert scenario.job("r1").state is JobState.QUEUED
     with pytest.raises(Refused, match="quota"):
         request_move(scenario, "r1", Way.QUEUE_ELSEWHERE)
@@ -168,7 +168,7 @@ def test_a_target_that_dies_after_the_decision_leads_to_the_next_attempt_somewhe
     assert job.attempt.node in ("gpu1", "gpu3")
     assert job.attempts[1].outcome.ending is Ending.LOST
     attempt = job.attempt
-    over = ended(scenario.handle(events.AttemptStarted("r1", attempt.number, attempt.fence, 8)))
+    over = ended(scenario.handle(events.AttemptStarted(uid="r1", number=attempt.number, fence=attempt.fence, pid=8)))
     assert (over.end, over.ran_on) == (MoveEnd.DONE, attempt.node)
     assert "gpu2 could not run it" in over.problem
 

@@ -114,14 +114,14 @@ def test_a_job_is_left_alone_while_nothing_may_start_on_its_target(new_scenario)
     bound = replace(scenario.ledger.nodes["gpu2"], engine="ray", engine_node="n2")
     scenario.ledger.apply([bound])
     request_move(scenario, "r1")
-    scenario.handle(events.HeartbeatReceived("gpu2", Usage(), yields=True))
+    scenario.handle(events.HeartbeatReceived(name="gpu2", usage=Usage(), yields=True))
     (binding,) = scenario.ledger.bindings
     scenario.handle(events.GroupBound(binding, 0))
     assert scenario.ledger.moves["move-1"].state is MoveState.RESERVED
     assert scenario.job("r1").state is JobState.RUNNING
     scenario.now += WAIT_FOR_TARGET_MS + 1
     scenario.heartbeat("gpu1")
-    scenario.handle(events.HeartbeatReceived("gpu2", Usage(), yields=True))
+    scenario.handle(events.HeartbeatReceived(name="gpu2", usage=Usage(), yields=True))
     assert end_of(scenario.handle(events.TimePassed())) is MoveEnd.FAILED
     assert scenario.job("r1").state is JobState.RUNNING
 

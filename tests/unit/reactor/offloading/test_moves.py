@@ -125,7 +125,7 @@ def test_a_decided_move_is_not_cancelled_and_says_how_to_cancel_the_job(new_scen
 
 def test_a_consent_is_remembered_until_it_is_withdrawn_and_said_twice_it_is_recorded_once(new_scenario):
     scenario = new_scenario(*THREE)
-    consent = MoveConsent("ada", "python3 train.py", 0, ("PATH",), cwd="/srv/a")
+    consent = MoveConsent(user="ada", shape="python3 train.py", given_at_ms=0, variables=("PATH",), cwd="/srv/a")
     given = scenario.handle(events.ConsentGiven(consent))
     assert [record.reason for record in given.records] == ["given"]
     assert scenario.ledger.consents[consent.key] == replace(consent, given_at_ms=scenario.now)

@@ -93,7 +93,7 @@ def test_results_come_back_before_the_move_ends(scenario):
 def test_a_job_that_has_written_nothing_ends_the_move(scenario):
     move = move_through(scenario, MoveState.DEAD)
     attempt = scenario.job(move.job).attempt
-    scenario.handle(events.AttemptEnded(move.job, 1, attempt.fence, an_exit(0), pid=5))
+    scenario.handle(events.AttemptEnded(uid=move.job, number=1, fence=attempt.fence, outcome=an_exit(0), pid=5))
     assert scenario.ledger.moves["move-1"].state is MoveState.RUNNING
     assert end_of(scenario.handle(events.MoveResultsBrought("move-1"))) is MoveEnd.DONE
 
@@ -178,7 +178,7 @@ def test_room_that_is_lost_after_the_commit_leaves_the_job_to_the_queue(scenario
 
 def _die_while_the_target_gives_way(scenario):
     move_through(scenario, MoveState.DECIDED)
-    scenario.handle(events.HeartbeatReceived("gpu2", Usage(), yields=True))
+    scenario.handle(events.HeartbeatReceived(name="gpu2", usage=Usage(), yields=True))
     scenario.handle(reported(MoveState.DEAD))
     move = scenario.ledger.moves["move-1"]
     assert (move.state, move.lease_id) == (MoveState.DEAD, "move-1")
@@ -201,7 +201,7 @@ def test_the_job_goes_elsewhere_when_the_target_is_of_no_use_for_long(scenario):
     scenario.now += WAIT_FOR_TARGET_MS + 1
     for name in ("gpu1", "gpu3"):
         scenario.heartbeat(name)
-    scenario.handle(events.HeartbeatReceived("gpu2", Usage(), yields=True))
+    scenario.handle(events.HeartbeatReceived(name="gpu2", usage=Usage(), yields=True))
     scenario.advance(0, heard=False)
     assert scenario.job(uid).attempt.node in ("gpu1", "gpu3")
     assert "move-1" not in scenario.ledger.leases
@@ -215,7 +215,7 @@ def test_the_job_goes_elsewhere_at_once_when_the_room_is_lost_while_it_waits(sce
 
 def test_nothing_is_ended_for_a_target_on_which_nothing_may_start(scenario):
     move_through(scenario, MoveState.FROZEN)
-    scenario.handle(events.HeartbeatReceived("gpu2", Usage(), yields=True))
+    scenario.handle(events.HeartbeatReceived(name="gpu2", usage=Usage(), yields=True))
     result = scenario.handle(events.MoveFilesSettled("move-1", "final"))
     assert (end_of(result), ended(result).problem) == (MoveEnd.FAILED, "the owner of gpu2 is using it")
 
@@ -344,7 +344,9 @@ def test_what_is_not_a_process_of_now_is_refused(new_scenario):
 
 
 def test_a_name_that_is_taken_meanwhile_does_not_keep_the_job_from_starting(scenario):
-    scenario.handle(events.JobSubmitted("train", scenario.ledger.moves["move-1"].command, a_request("r1")))
+    scenario.handle(
+        events.JobSubmitted(id="train", command=scenario.ledger.moves["move-1"].command, request=a_request("r1"))
+    )
     move = move_through(scenario, MoveState.DEAD)
     assert scenario.job(move.job).id == move.job_id == "moved-1"
 

@@ -145,7 +145,7 @@ def test_a_lease_without_a_job_ends_when_jobs_must_be_over() -> None:
 
 def test_copies_of_blocks_move_at_once() -> None:
     grid = TakenScenario()
-    grid.handle(BlockAsked("b", "ada", GB, 3_600_000, home="home", prefer=grid.id))
+    grid.handle(BlockAsked(id="b", user="ada", size_bytes=GB, term_ms=3_600_000, home="home", prefer=grid.id))
     (copy,) = grid.ledger.blocks["b"].places
     assert copy.node == grid.id
     grid.announce(120)

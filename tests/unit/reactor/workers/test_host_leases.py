@@ -41,7 +41,15 @@ WALL = 1_800_000_000_000
 def a_worker(name: str = "w1", cores: int = 2, memory_gb: int = 2, *, here: bool = True) -> Worker:
     resources = WorkerResources(cores * 1000, memory_gb * GIB)
     return Worker(
-        name, "docker_local", "cpu", resources, NOW, offer="docker-cpu", price_micro=0, by="ada", on_this_machine=here
+        id=name,
+        provider="docker_local",
+        worker_type="cpu",
+        resources=resources,
+        created_at_ms=NOW,
+        offer="docker-cpu",
+        price_micro=0,
+        by="ada",
+        on_this_machine=here,
     )
 
 
@@ -192,7 +200,7 @@ def test_worker_and_lease_survive_a_restart_together(scenario):
 def test_a_machine_that_its_provider_says_is_ending_is_terminated(scenario):
     boot(scenario, a_worker())
     scenario.advance(60)
-    ended = ListedInstance("w1", "c0ffee", "stopping", "exited (3) 5 seconds ago")
+    ended = ListedInstance(worker_id="w1", instance="c0ffee", state="stopping", detail="exited (3) 5 seconds ago")
     scenario.handle(WorkersListed("docker_local", scenario.now, (ended,), WALL))
     worker = scenario.ledger.workers["w1"]
     assert (worker.state, worker.why) == (WorkerState.TERMINATING, "exited (3) 5 seconds ago")

@@ -110,7 +110,7 @@ def test_a_termination_that_fails_is_never_given_up_and_its_row_stays() -> None:
 
 def test_the_same_id_for_another_worker_is_a_conflict() -> None:
     model, worker_id = a_model()
-    other = Worker(worker_id, "elsewhere", "cpu", WorkerResources(), 0)
+    other = Worker(id=worker_id, provider="elsewhere", worker_type="cpu", resources=WorkerResources(), created_at_ms=0)
     with pytest.raises(Conflict):
         model.handle(WorkerRequested(other, model.wall_ms))
 
@@ -132,7 +132,14 @@ def test_a_worker_with_a_lease_is_neither_drained_nor_terminated_unless_forced()
 
 def test_a_budget_refuses_what_costs_nobody_knows_how_much() -> None:
     model = WorkerModel(WorkerRules(budget_per_hour_micro=1_000_000))
-    unpriced = Worker("worker-x", "scripted", "cpu", WorkerResources(1000, GIB), 0, offer="mystery")
+    unpriced = Worker(
+        id="worker-x",
+        provider="scripted",
+        worker_type="cpu",
+        resources=WorkerResources(1000, GIB),
+        created_at_ms=0,
+        offer="mystery",
+    )
     with pytest.raises(Refused, match="costs is not known"):
         model.handle(WorkerRequested(unpriced, model.wall_ms))
 
@@ -146,7 +153,15 @@ def test_a_budget_refuses_what_costs_nobody_knows_how_much() -> None:
         (
             WorkerState.JOINED,
             WorkerRequested(
-                Worker("worker-new", "scripted", "cpu", WorkerResources(), 0, price_micro=1), BEGIN_MS + HOUR_MS
+                Worker(
+                    id="worker-new",
+                    provider="scripted",
+                    worker_type="cpu",
+                    resources=WorkerResources(),
+                    created_at_ms=0,
+                    price_micro=1,
+                ),
+                BEGIN_MS + HOUR_MS,
             ),
         ),
     ],

@@ -90,9 +90,9 @@ def test_what_began_and_ended_while_nobody_looked_has_cost_its_whole_lifetime(qu
 def test_one_that_joined_between_two_lists_is_charged_since_it_was_last_known_to_wait(queue: QueueModel) -> None:
     queue.run_for(3 * HOUR_MS - MINUTE)
     queue.now += 30 * MINUTE
-    node = Node(queue.worker_id, capacity=Capacity(2000, 1 << 30), host="joined")
+    node = Node(name=queue.worker_id, capacity=Capacity(2000, 1 << 30), host="joined")
     queue.handle(NodeDeclared(node))
-    queue.handle(HeartbeatReceived(node.name, Usage()))
+    queue.handle(HeartbeatReceived(name=node.name, usage=Usage()))
     assert queue.worker.state is WorkerState.JOINED
     assert queue.used_hours == pytest.approx(2 * 30 / 60, abs=0.01)
     queue.compare()

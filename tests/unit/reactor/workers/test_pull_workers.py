@@ -24,7 +24,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
-from distributed_grid.domain.leases import WorkerKind
+from distributed_grid.domain.leases import NodeKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Claim
@@ -55,9 +55,11 @@ class Workers(Scenario):
 
     def add(self, name: str = "t1", *, retries: int = 0, command: Command | None = None, **asks) -> Job:
         """A task for pull workers, or with a command for any node."""
-        runs_on = WorkerKind.PULL if command is None else WorkerKind.ANY
+        runs_on = NodeKind.PULL if command is None else NodeKind.ANY
         request = a_request(name, runs_on=runs_on, strategy=Strategy.FITTEST, **asks)
-        self.handle(JobSubmitted(name, command or Command((), payload=PAYLOAD), request, retries))
+        self.handle(
+            JobSubmitted(id=name, command=command or Command((), payload=PAYLOAD), request=request, retries=retries)
+        )
         return self.job(name)
 
     def take(self, name: str = "w1", *, incarnation: str = "one", running: tuple[str, ...] = ()) -> Job | None:
@@ -71,7 +73,12 @@ class Workers(Scenario):
         attempt = job.attempts[-1]
         by = by or attempt.node
         end = AttemptEnded(
-            job.uid, attempt.number, fence or attempt.fence, outcome or an_exit(), nodes=(by,), result=result
+            uid=job.uid,
+            number=attempt.number,
+            fence=fence or attempt.fence,
+            outcome=outcome or an_exit(),
+            nodes=(by,),
+            result=result,
         )
         return self.handle(end)
 
@@ -312,7 +319,7 @@ def test_only_tasks_run_on_a_pull_worker(grid: Workers) -> None:
     with pytest.raises(Refused):
         grid.ask(a_request("r2"))
     with pytest.raises(Refused):
-        grid.handle(BlockAsked("b1", "ada", GB, 60_000))
+        grid.handle(BlockAsked(id="b1", user="ada", size_bytes=GB, term_ms=60_000))
 
 
 def test_a_task_with_a_command_runs_on_an_agent_too_and_one_without_does_not() -> None:
@@ -320,7 +327,7 @@ def test_a_task_with_a_command_runs_on_an_agent_too_and_one_without_does_not() -
     assert grid.add("payload").state is JobState.QUEUED
     assert grid.add("command", command=Command(("true",), payload=PAYLOAD)).attempts[-1].node == "gpu1"
     with pytest.raises(BadInput, match="only run on a pull worker"):
-        grid.handle(JobSubmitted("t", Command((), payload=PAYLOAD), a_request("t")))
+        grid.handle(JobSubmitted(id="t", command=Command((), payload=PAYLOAD), request=a_request("t")))
 
 
 def test_a_waiting_task_keeps_no_agent_from_its_work() -> None:
@@ -360,7 +367,7 @@ def test_what_runs_survives_the_control_plane(grid: Workers) -> None:
 
 def reserve(grid: Workers, name: str, cores: float = 1) -> None:
     request = a_request(name, cores=cores, wait_s=0, duration_s=3600, require=("w1",))
-    grid.handle(LeaseAsked(replace(request, runs_on=WorkerKind.ANY, task=f"task-{name}")))
+    grid.handle(LeaseAsked(replace(request, runs_on=NodeKind.ANY, task=f"task-{name}")))
 
 
 def test_a_reservation_holds_what_heartbeats_do_not_give_back(grid: Workers) -> None:
@@ -386,7 +393,7 @@ def test_a_reservation_is_renewed_by_the_heartbeats_of_its_worker_and_ends_witho
 def test_workers_are_asked_to_report_anew_until_they_do(grid: Workers) -> None:
     grid.register()
     grid.handle(ReassessmentRequested())
-    grid.handle(HeartbeatReceived("w1", Usage(), repeats=True))
+    grid.handle(HeartbeatReceived(name="w1", usage=Usage(), repeats=True))
     assert grid.ledger.observations["w1"].report_wanted
     grid.heartbeat("w1")
     assert not grid.ledger.observations["w1"].report_wanted
@@ -416,8 +423,10 @@ def test_what_its_own_tasks_use_is_not_counted_twice() -> None:
 
 def test_a_step_changes_little_with_thousands_of_tasks_waiting_and_two_hundred_workers_asking(grid: Workers) -> None:
     for number in range(2_000):
-        request = a_request(f"t{number}", runs_on=WorkerKind.PULL, strategy=Strategy.FITTEST)
-        step(grid.ledger, JobSubmitted(f"t{number}", Command((), payload=PAYLOAD), request), grid.now)
+        request = a_request(f"t{number}", runs_on=NodeKind.PULL, strategy=Strategy.FITTEST)
+        step(
+            grid.ledger, JobSubmitted(id=f"t{number}", command=Command((), payload=PAYLOAD), request=request), grid.now
+        )
     for number in range(200):
         grid.register(f"w{number}")
     got = set()

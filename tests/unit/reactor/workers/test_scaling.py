@@ -43,7 +43,7 @@ def test_many_workers_are_started_over_several_steps_each_with_an_id_of_its_own(
 
 def test_a_worker_that_drains_takes_nothing_new() -> None:
     scenario, worker_id = drained()
-    assert scenario.ledger.workers[worker_id].spare
+    assert scenario.ledger.workers[worker_id].surplus
     assert scenario.ledger.nodes[worker_id].state is NodeState.DRAINING
     scenario.ask(a_request("later", cores=1))
     assert not scenario.ledger.leases["later"].holds
@@ -55,7 +55,7 @@ def test_new_demand_keeps_a_worker_that_drains() -> None:
     plan = scenario.evaluate(seconds=1)
     assert (plan.action, plan.count, plan.worker_ids) == ("scale_up", 0, (worker_id,))
     worker = scenario.ledger.workers[worker_id]
-    assert (worker.state, worker.spare) == (WorkerState.JOINED, False)
+    assert (worker.state, worker.surplus) == (WorkerState.JOINED, False)
     scenario.heartbeat(worker_id)
     assert scenario.ledger.leases["later"].node == worker_id
     scenario.bring_home()
@@ -101,7 +101,9 @@ def test_a_worker_with_blocks_is_not_terminated_before_they_have_moved() -> None
     scenario.evaluate(seconds=1)
     scenario.heartbeat(worker_id)
     scenario.release("later")
-    scenario.handle(BlockAsked("block1", "ada", GB, 3_600_000, home="home", prefer=worker_id))
+    scenario.handle(
+        BlockAsked(id="block1", user="ada", size_bytes=GB, term_ms=3_600_000, home="home", prefer=worker_id)
+    )
     assert scenario.ledger.leases_on[worker_id]
     assert scenario.evaluate(seconds=200).worker_ids == (worker_id,), "blocks can move: they are no lease"
     assert not collection_effects(scenario.ledger)
@@ -112,7 +114,7 @@ def test_the_rules_and_workers_survive_a_restart_and_the_window_begins_anew() ->
     scenario, worker_id = drained()
     again = Ledger(scenario.ledger.rows(durable_only=True))
     assert again.scaling == scenario.ledger.scaling
-    assert again.workers[worker_id].spare
+    assert again.workers[worker_id].surplus
     assert scenario.ledger.utilization.samples
     assert not again.utilization.samples
     assert not scenario.handle(ScalingRulesSet(scenario.ledger.scaling)).changes

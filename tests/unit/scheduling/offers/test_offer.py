@@ -174,7 +174,9 @@ def test_resource_idle_for_too_short_is_kept_with_that_reason():
 
 
 def heard(node: Node, usage: Usage, *, after_s: float = 0) -> NodeObservation:
-    return NodeObservation(node.name, NOW + round(1000 * after_s), usage, idleness=an_idleness(lent=True))
+    return NodeObservation(
+        node=node.name, at_ms=NOW + round(1000 * after_s), usage=usage, idleness=an_idleness(lent=True)
+    )
 
 
 NODE = a_node(cores=10, memory_gb=100, thresholds=thresholds(memory_used_max=1))
@@ -212,7 +214,7 @@ def test_a_reason_alone_that_reads_differently_makes_no_new_offer():
 
 
 def test_a_node_heard_without_a_measurement_offers_nothing_new():
-    assert next_offer(NODE, NodeObservation(NODE.name, NOW), None) is None
+    assert next_offer(NODE, NodeObservation(node=NODE.name, at_ms=NOW), None) is None
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
@@ -250,7 +252,7 @@ UNKNOWN = Usage(cpu_measured=False, gpus_measured=False)
 
 def test_a_node_whose_use_is_not_measured_yet_lends_nothing():
     node = a_node(gpus=1, thresholds=thresholds())
-    offer = next_offer(node, NodeObservation("gpu1", NOW, UNKNOWN), None)
+    offer = next_offer(node, NodeObservation(node="gpu1", at_ms=NOW, usage=UNKNOWN), None)
     assert offer is not None
     assert (offer.lends, offer.withheld) == (NOTHING, ("its owner's use is not measured yet",))
 

@@ -43,7 +43,7 @@ class Watch:
             self.now += round(1000 * self.every_s)
         idle = update_idleness(self.node, usage, self.seen, self.now)
         assert idle is not None
-        self.seen = NodeObservation(self.node.name, self.now, usage, idleness=idle)
+        self.seen = NodeObservation(node=self.node.name, at_ms=self.now, usage=usage, idleness=idle)
         return idle
 
     def cpu(self, usages: Iterable[Usage]) -> list[bool]:
@@ -225,7 +225,7 @@ class VolatilityWatch:
         for _ in range(max(round(1000 * seconds / apart_ms), 1)):
             self.now += apart_ms
             known = update_volatility(self.node, usage, self.seen, self.now)
-            self.seen = NodeObservation(self.node.name, self.now, usage, volatility=known)
+            self.seen = NodeObservation(node=self.node.name, at_ms=self.now, usage=usage, volatility=known)
         assert known is not None
         return known
 
@@ -283,7 +283,17 @@ def test_each_return_counts_and_fades() -> None:
 
 
 def test_between_tenths_a_count_is_in_proportion() -> None:
-    trail = UsageTrace(0, 0, 0, 0, 0, 0, 0, 0, (0.0,) * 7 + (4.0, 2.0, 0.0))
+    trail = UsageTrace(
+        level=0,
+        trough=0,
+        crest=0,
+        anchor=0,
+        anchored_at_ms=0,
+        since_ms=0,
+        counted_at_ms=0,
+        drift=0,
+        rises=(0.0,) * 7 + (4.0, 2.0, 0.0),
+    )
     assert [rises_above(trail, mark, 0) for mark in (800, 850, 900, 950, 1000, 1200)] == [4, 3, 2, 1, 0, 0]
     assert rises_above(trail, 50, 0) == 0
 
@@ -313,7 +323,15 @@ def test_after_a_silence_everything_begins_anew() -> None:
     watch.cpu(1.0, seconds=600)
     watch.now += WATCHED_NODE.offer_ms
     trail = watch.cpu(0.2)
-    assert trail == UsageTrace(200, 200, 200, 200, watch.now, watch.now, watch.now)
+    assert trail == UsageTrace(
+        level=200,
+        trough=200,
+        crest=200,
+        anchor=200,
+        anchored_at_ms=watch.now,
+        since_ms=watch.now,
+        counted_at_ms=watch.now,
+    )
 
 
 def test_the_busiest_lent_gpu_counts_and_one_without_memory_is_full() -> None:
@@ -348,4 +366,4 @@ def test_whatever_is_measured_the_figures_stay_within_bounds(uses: list[tuple[in
         assert len(trail.rises) in (0, TENTHS)
         assert all(0 <= count <= len(uses) for count in trail.rises)
         assert trail.drift >= 0
-        seen = NodeObservation("gpu1", now, usage, volatility=known)
+        seen = NodeObservation(node="gpu1", at_ms=now, usage=usage, volatility=known)

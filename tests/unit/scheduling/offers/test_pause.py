@@ -223,7 +223,7 @@ def test_the_heartbeat_itself_pauses_before_anything_that_follows_from_it() -> N
     beats(scenario, a_usage(cpu_outside=1.0), 9)
     scenario.now += BEAT_MS
     scenario.ledger.apply(
-        decide(scenario.ledger, HeartbeatReceived("ash", a_usage(cpu_outside=1.0)), scenario.now).changes
+        decide(scenario.ledger, HeartbeatReceived(name="ash", usage=a_usage(cpu_outside=1.0)), scenario.now).changes
     )
     assert scenario.ledger.offers["ash"].paused == ("cpu",)
     assert asked(scenario, cores=1) is None
@@ -294,7 +294,7 @@ def test_no_lease_is_ever_granted_above_the_mark(visits: list[tuple[int, int, in
 
 def rests(*kept_ms: int) -> list[int]:
     """How long a node rests that keeps what is placed on it so long each time, as soon as it offers again."""
-    seen, now, found = NodeObservation("gpu1", NOW), NOW, []
+    seen, now, found = NodeObservation(node="gpu1", at_ms=NOW), NOW, []
     for kept in kept_ms:
         seen = count_reclaim(seen, now, now + kept)
         now += kept
@@ -314,14 +314,14 @@ def test_node_that_keeps_its_leases_for_a_while_begins_anew():
 
 
 def test_all_that_an_owner_takes_back_at_once_counts_once():
-    seen = NodeObservation("gpu1", NOW)
+    seen = NodeObservation(node="gpu1", at_ms=NOW)
     for number in range(100):
         seen = count_reclaim(seen, NOW - number, NOW + number)
     assert (seen.reclaims, rest_left_ms(seen, NOW)) == (1, 0)
 
 
 def test_a_node_that_starts_nothing_rests_twice_as_long_each_time_until_it_starts_something():
-    seen, now, found = NodeObservation("gpu1", NOW), NOW, []
+    seen, now, found = NodeObservation(node="gpu1", at_ms=NOW), NOW, []
     for _ in range(8):
         seen = count_failed_start(seen, now, now + 62_000)
         now += 62_000
@@ -334,7 +334,7 @@ def test_a_node_that_starts_nothing_rests_twice_as_long_each_time_until_it_start
 
 
 def test_failed_starts_of_one_batch_count_once():
-    seen = NodeObservation("gpu1", NOW)
+    seen = NodeObservation(node="gpu1", at_ms=NOW)
     for number in range(100):
         seen = count_failed_start(seen, NOW - number, NOW + number)
     assert seen.failed_starts == 1
@@ -361,7 +361,7 @@ def test_a_disk_is_full_below_the_reserve_and_has_room_again_at_twice_of_it(free
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=40))
 def test_a_rest_is_never_longer_than_ten_minutes(times):
-    seen, now = NodeObservation("gpu1", NOW), NOW
+    seen, now = NodeObservation(node="gpu1", at_ms=NOW), NOW
     for placed, kept in times:
         seen = count_reclaim(seen, now + placed, now + placed + kept)
         now += placed + kept

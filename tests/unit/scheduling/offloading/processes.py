@@ -16,7 +16,17 @@ FILES = (
 def a_process(*argv: str, pid: int = 4000, **facts: Any) -> ProcessInfo:
     """A process with nothing in its way; other facts by their own names."""
     known: dict[str, Any] = {"cwd": "/srv/alice/work", "exe": "/usr/bin/python3", "streams": FILES} | facts
-    return ProcessInfo(pid, 77, "boot-1", 1, 1000, "ada", "python3", argv or ("python3", "sim.py"), **known)
+    return ProcessInfo(
+        pid=pid,
+        pid_start=77,
+        boot="boot-1",
+        ppid=1,
+        uid=1000,
+        user="ada",
+        name="python3",
+        argv=argv or ("python3", "sim.py"),
+        **known,
+    )
 
 
 def a_stream(kind: str, path: str = "") -> StandardStream:

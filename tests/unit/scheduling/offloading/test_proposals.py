@@ -90,7 +90,20 @@ def test_a_job_that_is_moved_already_is_not_proposed_again() -> None:
     scenario = Scenario(*three())
     a_job(scenario, "j1", restartable=True)
     request = a_request("move-1", memory_gb=8)
-    scenario.ledger.apply([Move("move-1", "ada", "master", "gpu1", Way.RESTART, request, NOW, job="j1")])
+    scenario.ledger.apply(
+        [
+            Move(
+                id="move-1",
+                user="ada",
+                source="master",
+                target="gpu1",
+                way=Way.RESTART,
+                request=request,
+                requested_at_ms=NOW,
+                job="j1",
+            )
+        ]
+    )
     assert the_only(propose_all(scenario)).obstacles[0].kind is ObstacleKind.MOVING
 
 
@@ -106,7 +119,7 @@ def test_a_process_needs_consent_for_its_shape_and_is_recommended_anyway() -> No
 def test_a_consent_counts_for_the_user_who_asks() -> None:
     scenario = Scenario(*three())
     process = a_process(**BIG)
-    scenario.ledger.apply([MoveConsent("bob", "python sim.py", NOW, cwd=process.cwd)])
+    scenario.ledger.apply([MoveConsent(user="bob", shape="python sim.py", given_at_ms=NOW, cwd=process.cwd)])
     assert the_only(propose_all(scenario, process)).needs_consent
     assert not the_only(propose_all(scenario, process, user="bob")).needs_consent
 
@@ -115,7 +128,7 @@ def test_a_consent_counts_for_the_user_who_asks() -> None:
 def test_a_consent_for_another_directory_or_for_none_does_not_count(cwd: str) -> None:
     scenario = Scenario(*three())
     process = a_process(**BIG)
-    scenario.ledger.apply([MoveConsent("bob", "python sim.py", NOW, cwd=cwd)])
+    scenario.ledger.apply([MoveConsent(user="bob", shape="python sim.py", given_at_ms=NOW, cwd=cwd)])
     assert the_only(propose_all(scenario, process, user="bob")).needs_consent
 
 
@@ -130,7 +143,20 @@ def test_a_process_that_is_moved_already_is_not_proposed_again() -> None:
     process = a_process(**BIG)
     moved = MovedProcess(process.identity, process.cwd)
     request = a_request("move-1", memory_gb=8)
-    scenario.ledger.apply([Move("move-1", "ada", "master", "gpu1", Way.PROCESS_RESTART, request, NOW, process=moved)])
+    scenario.ledger.apply(
+        [
+            Move(
+                id="move-1",
+                user="ada",
+                source="master",
+                target="gpu1",
+                way=Way.PROCESS_RESTART,
+                request=request,
+                requested_at_ms=NOW,
+                process=moved,
+            )
+        ]
+    )
     assert the_only(propose_all(scenario, process)).obstacles[0].kind is ObstacleKind.MOVING
 
 

@@ -372,7 +372,9 @@ def test_news_grow_old() -> None:
 
 def test_the_margin_means_the_same_by_every_strategy() -> None:
     def of(score: int, second: int, strategy: Strategy = Strategy.LOAD_BALANCED, **fields: object) -> float:
-        placement = Placement("a", Claim(), strategy, 2, score, (("b", second),))
+        placement = Placement(
+            node="a", claim=Claim(), strategy=strategy, fits=2, score=score, runners_up=(("b", second),)
+        )
         return margin(replace(placement, **fields))
 
     assert of(5_000, 5_000) == 0
@@ -405,7 +407,13 @@ def test_a_gang_is_as_sure_as_all_its_members_together() -> None:
 def test_the_cpu_mark_is_where_the_agent_leaves_borrowed_work_nothing(cores: int) -> None:
     """The mark belongs to the agent; here it is written down again, since deciding knows no agents."""
     mark = cpu_mark(a_node(cores=cores))
-    rules = OwnerRules(300, 500, 0, 500, 0)
+    rules = OwnerRules(
+        cpu_busy_max_milli=300,
+        memory_used_max_milli=500,
+        memory_min_bytes=0,
+        gpu_busy_max_milli=500,
+        gpu_memory_min_bytes=0,
+    )
 
     def starves(outside_milli: int) -> bool:
         look = UsageSample(1000 * cores, outside_milli, 0, (Borrowed("a.1", cpu_milli=100),))
@@ -422,7 +430,13 @@ def test_the_cpu_mark_is_where_the_agent_leaves_borrowed_work_nothing(cores: int
 @given(lent=st.integers(1, 60), owner=st.integers(0, 62))
 def test_the_memory_mark_is_where_the_agent_evicts(lent: int, owner: int) -> None:
     node = a_node(memory_gb=64, thresholds=thresholds(memory_used_max=0.5, memory_gb_min=2))
-    rules = OwnerRules(300, 500, 2 * GB, 500, 0)
+    rules = OwnerRules(
+        cpu_busy_max_milli=300,
+        memory_used_max_milli=500,
+        memory_min_bytes=2 * GB,
+        gpu_busy_max_milli=500,
+        gpu_memory_min_bytes=0,
+    )
     outside = owner * GB
     available = max(64 * GB - outside - lent * GB, 0)
     borrowed = (Borrowed("a.1", memory_leased_bytes=lent * GB, memory_bytes=lent * GB),)
@@ -435,7 +449,7 @@ def test_the_memory_mark_is_where_the_agent_evicts(lent: int, owner: int) -> Non
 def test_a_heartbeat_carries_the_owners_history_on() -> None:
     scenario = Scenario(owned(), a_node("here"))
     scenario.now += 2_000
-    scenario.handle(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.5)))
+    scenario.handle(HeartbeatReceived(name="gpu1", usage=a_usage(cpu_outside=0.5)))
     seen = scenario.ledger.observations["gpu1"]
     assert seen.volatility is not None
     assert 0 < seen.volatility.cpu.level < 500

@@ -84,7 +84,7 @@ def test_request_longer_than_every_lifetime_starts_no_worker() -> None:
 def a_machine(*, simulated: bool = True) -> Scenario:
     scenario = Scenario(*(replace(a_node(name, memory_gb=64), simulated=simulated) for name in ("gpu1", "gpu2")))
     for name in ("gpu1", "gpu2", ""):
-        scenario.handle(MemoryServed(MemoryServerRow(name, "10.0.0.1", 7000, key_bytes=b"k" * 32)))
+        scenario.handle(MemoryServed(MemoryServerRow(node=name, host="10.0.0.1", port=7000, key_bytes=b"k" * 32)))
     pass_time(scenario, 0)
     return scenario
 
@@ -100,7 +100,7 @@ def a_job(name: str, gb: float, node: str = "", **more: Any) -> Request:
 
 
 def a_block(scenario: Scenario, name: str, gb: int) -> None:
-    scenario.handle(BlockAsked(name, "ada", gb * GB, 3_600_000))
+    scenario.handle(BlockAsked(id=name, user="ada", size_bytes=gb * GB, term_ms=3_600_000))
 
 
 def test_the_limits_of_all_jobs_together_fit_into_the_machine():
@@ -143,12 +143,12 @@ def test_reservations_may_exceed_the_machine_until_a_job_uses_them():
     scenario = a_machine()
     boost = scenario.ask(a_request("boost", memory_gb=40, target="gpu1"))
     assert boost is not None
-    within = Request("run", "ada", replace(boost.request.ask, memory_bytes=0), within="boost")
+    within = Request(id="run", user="ada", ask=replace(boost.request.ask, memory_bytes=0), use_lease="boost")
     with pytest.raises(Refused, match=r"gpu[12]: simulated on a machine with 9\.5 GB .* 40\.0 GB asked"):
-        scenario.handle(JobSubmitted("run", a_command(), within))
+        scenario.handle(JobSubmitted(id="run", command=a_command(), request=within))
     small = scenario.ask(a_request("small", memory_gb=5, target="gpu1"))
     assert small is not None
-    scenario.handle(JobSubmitted("run", a_command(), replace(within, within="small")))
+    scenario.handle(JobSubmitted(id="run", command=a_command(), request=replace(within, use_lease="small")))
     assert scenario.submit(a_job("one", 5)).state is JobState.QUEUED
 
 

@@ -200,7 +200,7 @@ def test_every_victim_may_be_preempted_is_needed_and_frees_the_claim(machines, w
 @given(kind=st.sampled_from(KINDS), size=st.integers(5, 25), seed=st.integers(0, 10**6))
 def test_looking_closely_at_every_node_finds_nothing_better(kind, size, seed):
     ledger = Ledger(full_grid(size, kind, seed))
-    request = Request("vip", "ada", an_ask(Random(seed), kind), Priority.URGENT)
+    request = Request(id="vip", user="ada", ask=an_ask(Random(seed), kind), priority=Priority.URGENT)
     way = plan_preemption(ledger, request, NOW)
     alone = [plan_preemption(ledger, replace(request, require=(node,)), NOW) for node in ledger.nodes]
     prices = [paid(ledger, one, request) for one in alone if one is not None]

@@ -30,15 +30,24 @@ def a_job(
     """A job that has run for so many milliseconds."""
     started = NOW - ran
     marked = 0 if marked_ago is None else NOW - marked_ago
-    attempt = Attempt(1, "r1.1", "gpu1", 1, started, started, pid=7, marked_at_ms=marked)
+    attempt = Attempt(
+        number=1,
+        lease_id="r1.1",
+        node="gpu1",
+        fence=1,
+        assigned_at_ms=started,
+        started_at_ms=started,
+        pid=7,
+        marked_at_ms=marked,
+    )
     estimate = JobEstimate(run_ms=expected) if expected else None
     request = replace(a_request("r1", cores=1), expects_ms=said)
     return Job(
-        "r1",
-        "train",
-        a_command(),
-        request,
-        started,
+        uid="r1",
+        id="train",
+        command=a_command(),
+        request=request,
+        submitted_at_ms=started,
         state=JobState.RUNNING,
         attempts=(attempt,),
         lease_id="r1.1",

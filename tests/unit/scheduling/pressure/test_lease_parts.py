@@ -117,7 +117,7 @@ def test_a_waiting_job_that_names_the_node_gets_its_part_and_no_more_of_it_goes(
 def test_a_new_block_of_the_nodes_programs_is_carved_out_of_its_lease():
     scenario, lease = pressed()
     before = held_gb(scenario)
-    scenario.handle(BlockAsked("block1", "ada", 2 * GB, 60_000, home="master"))
+    scenario.handle(BlockAsked(id="block1", user="ada", size_bytes=2 * GB, term_ms=60_000, home="master"))
     block = scenario.ledger.blocks["block1"]
     assert isinstance(block, Block)
     assert [place.node for place in block.places] == [lease.node]
@@ -130,7 +130,9 @@ def test_a_block_without_room_elsewhere_gets_a_part_too():
     for number, name in enumerate(scenario.ledger.nodes):
         free = 30 - scenario.ledger.claims_on(name).memory_bytes / GB
         scenario.submit(a_request(f"full{number}", memory_gb=free, require=(name,)), starts=True)
-    scenario.handle(BlockAsked("block1", "ada", 2 * GB, 60_000, home="master", prefer="gpu1"))
+    scenario.handle(
+        BlockAsked(id="block1", user="ada", size_bytes=2 * GB, term_ms=60_000, home="master", prefer="gpu1")
+    )
     assert scenario.ledger.leases["block1:1"].carved_from == (lease.id,)
 
 
@@ -138,7 +140,7 @@ def test_a_block_without_room_elsewhere_gets_a_part_too():
 def test_all_of_it_is_used_and_the_rest_comes_from_what_is_free():
     scenario, lease = pressed()
     records = scenario.handle(
-        JobSubmitted("big", a_command("true"), a_request("job1", memory_gb=15, target="master"))
+        JobSubmitted(id="big", command=a_command("true"), request=a_request("job1", memory_gb=15, target="master"))
     ).records
     assert scenario.leases == []
     assert scenario.lease_of("job1").node == lease.node
@@ -192,7 +194,7 @@ def test_a_displaced_job_comes_back_like_any():
 
 def test_a_job_beyond_its_quota_gets_nothing():
     scenario, lease = pressed()
-    scenario.handle(PolicySet(replace(scenario.ledger.policy, quotas=(Quota("ada", memory_bytes=GB),))))
+    scenario.handle(PolicySet(replace(scenario.ledger.policy, quotas=(Quota(name="ada", memory_bytes=GB),))))
     with pytest.raises(Refused, match="quota of ada"):
         scenario.submit(a_request("job1", memory_gb=4, target="master"))
     assert scenario.leases == [lease]
@@ -216,7 +218,7 @@ def test_in_an_engine_the_lease_is_bound_anew_with_what_it_has_left():
 def in_ray(**numbers: int) -> tuple[Rounds, Lease, Binding]:
     """A grid that holds 10.5 GB for the master, bound in Ray."""
     scenario, lease = pressed(**numbers)
-    scenario.handle(EngineRegistered("ray", "attached", "head:6379"))
+    scenario.handle(EngineRegistered(name="ray", mode="attached", address="head:6379"))
     observe(scenario, lease)
     binding = scenario.ledger.binding_of(scenario.ledger.leases[lease.id])
     assert binding is not None
@@ -227,8 +229,12 @@ def in_ray(**numbers: int) -> tuple[Rounds, Lease, Binding]:
 def observe(scenario: Rounds, lease: Lease, *in_use: str) -> list[str]:
     """Ray sees the node of a lease, and these groups at work; what that did."""
     room = EngineResources(8000, 30 * GB, 0)
-    nodes = (EngineNode("n1", name=lease.node, has=room, room=room),)
-    return actions(scenario.handle(EngineObserved("ray", "s", scenario.now, nodes, None, in_use)).records)
+    nodes = (EngineNode(id="n1", name=lease.node, has=room, room=room),)
+    return actions(
+        scenario.handle(
+            EngineObserved(name="ray", session="s", asked_at_ms=scenario.now, nodes=nodes, groups=None, in_use=in_use)
+        ).records
+    )
 
 
 def test_while_tasks_of_an_engine_use_it_nothing_is_carved_out_and_it_stays():
@@ -266,8 +272,8 @@ def test_the_use_of_a_boost_that_somebody_requested_is_not_noted():
 
 # ------------------------------------------------------------------ a command that uses all of it
 def run_in(scenario: Rounds, lease: Lease, user: str = "bob") -> None:
-    request = a_request("within", user=user, within=lease.id)
-    scenario.handle(JobSubmitted("within", a_command("true"), replace(request, ask=Amounts())))
+    request = a_request("within", user=user, use_lease=lease.id)
+    scenario.handle(JobSubmitted(id="within", command=a_command("true"), request=replace(request, ask=Amounts())))
 
 
 def test_anybody_may_run_a_command_with_it_and_then_nothing_takes_it_away():
@@ -287,7 +293,7 @@ def test_anybody_may_run_a_command_with_it_and_then_nothing_takes_it_away():
 
 def test_a_command_beyond_its_users_quota_is_refused():
     scenario, lease = pressed()
-    scenario.handle(PolicySet(replace(scenario.ledger.policy, quotas=(Quota("bob", memory_bytes=GB),))))
+    scenario.handle(PolicySet(replace(scenario.ledger.policy, quotas=(Quota(name="bob", memory_bytes=GB),))))
     with pytest.raises(Refused, match="quota of bob"):
         run_in(scenario, lease)
     run_in(scenario, lease, user="ada")
@@ -355,7 +361,7 @@ def test_it_is_asked_for_again_when_work_of_the_node_has_waited():
 def test_the_lease_that_is_used_up_ended_as_released():
     scenario, lease = pressed()
     changes = scenario.handle(
-        JobSubmitted("big", a_command("true"), a_request("job1", memory_gb=15, target="master"))
+        JobSubmitted(id="big", command=a_command("true"), request=a_request("job1", memory_gb=15, target="master"))
     ).changes
     (over,) = [row for row in changes if isinstance(row, Lease) and row.is_over]
     assert (over.id, over.end, over.detail) == (lease.id, LeaseEnd.RELEASED, "all of it is used")

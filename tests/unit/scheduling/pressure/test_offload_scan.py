@@ -21,7 +21,11 @@ GB = 1024**3
 
 def test_memory_comes_before_what_works_harder():
     grid = Looks(*apart("ash", "birch", "cedar"))
-    scan = scan_now(grid, ash=PressureReading("ash", 900, 100, 990), birch=PressureReading("birch", 500, 900, 100))
+    scan = scan_now(
+        grid,
+        ash=PressureReading(node="ash", score=900, memory=100, cpu=990),
+        birch=PressureReading(node="birch", score=500, memory=900, cpu=100),
+    )
     watches = track_offload(scan)
     assert nodes_to_relieve(scan, watches) == ("birch", "ash")
 

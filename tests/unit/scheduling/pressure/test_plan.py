@@ -94,7 +94,9 @@ def test_a_user_who_waits_gets_what_the_grid_holds():
     scenario.round(HARD)
     (lease,) = scenario.leases
     assert lease.node == "gpu2"
-    scenario.ledger.apply([Lease("r3", a_request("r3", memory_gb=20, require=("gpu2",)), scenario.now)])
+    scenario.ledger.apply(
+        [Lease(id="r3", request=a_request("r3", memory_gb=20, require=("gpu2",)), asked_at_ms=scenario.now)]
+    )
     records = scenario.read(HARD)
     assert "ada waits for it: request r3" in records[1].reason
     assert scenario.ledger.leases["r3"].node == "gpu2"

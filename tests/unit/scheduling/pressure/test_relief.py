@@ -97,7 +97,7 @@ def test_of_two_alike_the_less_important_one_goes():
 def test_a_job_that_holds_none_of_what_is_short_stays():
     grid = Looks()
     grid.run_job("r1", "ash", memory_gb=0, cores=1)
-    found = relief_after(grid, 60, ash=PressureReading("ash", 500, 900, 100))
+    found = relief_after(grid, 60, ash=PressureReading(node="ash", score=500, memory=900, cpu=100))
     assert found.outcome is ReliefOutcome.NOTHING_MOVABLE
     assert "no job of the grid is there that holds any of it" in found.reason
 
@@ -177,7 +177,7 @@ def test_share_and_offload_borrows_first():
 def test_share_and_offload_moves_at_once_where_borrowing_was_refused():
     grid = Looks(rules=rebalance_rules("share_and_offload"))
     grid.run_job("r1", "ash")
-    grid.ledger.apply([RebalanceState("ash", memory=PressureWatch(refused=True))])
+    grid.ledger.apply([RebalanceState(node="ash", memory=PressureWatch(refused=True))])
     assert relief_after(grid, 60, ash=900).outcome is ReliefOutcome.MOVE
 
 
@@ -206,13 +206,13 @@ def test_evening_out_never_makes_the_other_node_the_busier_one():
 def test_where_the_node_has_borrowed_work_goes_before_all_others():
     grid = Looks(*apart("ash", "birch", "cedar"), rules=rebalance_rules("share_and_offload"))
     grid.run_job("r1", "ash", memory_gb=2, cores=0)
-    short = PressureReading("ash", 500, 900, 100)
+    short = PressureReading(node="ash", score=500, memory=900, cpu=100)
     for _ in range(3):
         readings = (short, *(grid._reading(name, 0) for name in ("birch", "cedar")))
         grid.handle(PressureRead(readings, grid.rules))
         grid.advance(30)
     (lender,) = {lease.node for lease in grid.ledger.leases.values() if lease.request.target == "ash"}
-    grid.ledger.apply([RebalanceState("ash", memory=PressureWatch(refused=True))])
+    grid.ledger.apply([RebalanceState(node="ash", memory=PressureWatch(refused=True))])
     levels: dict[str, int | PressureReading] = {"ash": short, lender: 100}
     found = relief_after(grid, 60, "ash", **levels)
     assert (found.outcome, found.target) == (ReliefOutcome.MOVE, lender)
@@ -225,7 +225,10 @@ def test_without_another_node_there_is_no_room_and_it_says_so():
 
 
 def scan_at(grid: Looks, memory: int | None) -> PressureScan:
-    readings = (PressureReading("ash", memory, memory, 0), PressureReading("birch", 0, 0, 0))
+    readings = (
+        PressureReading(node="ash", score=memory, memory=memory, cpu=0),
+        PressureReading(node="birch", score=0, memory=0, cpu=0),
+    )
     return scan_with_lenders(grid.ledger, readings, grid.rules, grid.now, grid.offload)
 
 

@@ -117,7 +117,12 @@ def seconds_to_first_lease(policy: str, interval_s: int) -> float:
     while not scenario.leases:
         while heard <= scenario.now:
             used = level(heard) * 10 * GB // 1000
-            history.add("master", Usage(0, 0, used, used), a_capacity(cores=8, memory_gb=10), heard)
+            history.add(
+                "master",
+                Usage(cpu_busy_milli=0, cpu_outside_milli=0, memory_bytes=used, memory_outside_bytes=used),
+                a_capacity(cores=8, memory_gb=10),
+                heard,
+            )
             heard += BEAT_MS
         reading, ahead_ms = (
             a_reading("master", memory=level(scenario.now)),
@@ -211,7 +216,7 @@ def test_a_lease_that_a_command_uses_is_held_but_not_idle():
     scenario.round(HARD)
     (lease,) = automatic_leases(scenario.ledger)
     assert idle_automatic_leases(scenario.ledger) == [lease]
-    scenario.handle(a_submission(replace(a_request("j1", user="ada"), ask=Amounts(), within=lease.id)))
+    scenario.handle(a_submission(replace(a_request("j1", user="ada"), ask=Amounts(), use_lease=lease.id)))
     assert (automatic_leases(scenario.ledger), idle_automatic_leases(scenario.ledger)) == ([lease], [])
 
 

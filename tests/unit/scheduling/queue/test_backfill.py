@@ -126,7 +126,9 @@ def test_a_gang_is_kept_as_many_nodes_as_it_has_members():
     for number in range(3):
         scenario.ask(a_request(f"r{number}", cores=4, require=[f"n{number}"], duration_s=100 * (number + 1)))
     gang = a_request("gang", cores=4, gang=2, wait_s=FOREVER_S)
-    kept = StartForecast(scenario.ledger, scenario.now).reserve(Lease("gang", gang, scenario.now), exclude=set())
+    kept = StartForecast(scenario.ledger, scenario.now).reserve(
+        Lease(id="gang", request=gang, asked_at_ms=scenario.now), exclude=set()
+    )
     assert set(kept.held_then) == {"n0", "n1"}
     assert kept.at_ms == scenario.now + 200_000
 
@@ -172,7 +174,7 @@ def a_story_with_runs(*seconds: float) -> Scenario:
 
 
 def expected_s(scenario: Scenario, request: Request, *, job: str = "job-x") -> float:
-    return expected_ms(scenario.ledger, Lease(request.id, request, scenario.now, job=job)) / 1000
+    return expected_ms(scenario.ledger, Lease(id=request.id, request=request, asked_at_ms=scenario.now, job=job)) / 1000
 
 
 def test_a_guess_is_the_mean_of_the_last_two_runs():

@@ -183,7 +183,9 @@ def test_inactive_user_does_not_count_in_the_shares():
 
 
 def test_a_member_of_a_team_has_the_teams_weight():
-    policy = SchedulingPolicy(weights=(("vision", 3000), ("ann", 500)), quotas=(Quota("vision", ("ann", "bob")),))
+    policy = SchedulingPolicy(
+        weights=(("vision", 3000), ("ann", 500)), quotas=(Quota(name="vision", members=("ann", "bob")),)
+    )
     assert [policy.weight_of(user) for user in ("ann", "bob", "eve")] == [500, 3000, 1000]
 
 
@@ -226,7 +228,10 @@ def test_settling_more_often_changes_nothing_but_roundings(held, more):
 
 def test_the_largest_use_there_can_be_is_stored_and_read_back():
     ledger = Ledger(
-        [Account("ann", 0, MAX_USAGE, MAX_USAGE, MAX_USAGE), SchedulingPolicy(half_life_ms=MAX_DURATION_MS)]
+        [
+            Account(user="ann", at_ms=0, cpu=MAX_USAGE, memory=MAX_USAGE, gpu=MAX_USAGE),
+            SchedulingPolicy(half_life_ms=MAX_DURATION_MS),
+        ]
     )
     ledger.held["ann"] = NodeClaims([Claim(MAX_AMOUNT, MAX_AMOUNT)])
     account = settle_account(ledger, "ann", MAX_DURATION_MS)
@@ -237,7 +242,7 @@ def test_the_largest_use_there_can_be_is_stored_and_read_back():
 def test_an_account_is_settled_with_every_grant_and_every_end():
     scenario = a_scenario()
     scenario.ask(a_request("r1", cores=2, user="ann"))
-    assert scenario.ledger.accounts["ann"] == Account("ann", scenario.now)
+    assert scenario.ledger.accounts["ann"] == Account(user="ann", at_ms=scenario.now)
     scenario.advance(60)
     scenario.release("r1")
     account = scenario.ledger.accounts["ann"]
@@ -307,7 +312,7 @@ def state_of(scenario: Scenario, request_id: str) -> str:
 
 
 def test_beyond_its_quota_a_request_waits_for_its_own_side():
-    scenario = a_grid_with_quotas(Quota("ann", cpu_milli=4000))
+    scenario = a_grid_with_quotas(Quota(name="ann", cpu_milli=4000))
     scenario.ask(a_request("a1", cores=3, user="ann"))
     scenario.ask(a_request("a2", cores=2, user="ann", wait_s=FOREVER_S))
     assert state_of(scenario, "a2") == "asked"
@@ -320,7 +325,7 @@ def test_beyond_its_quota_a_request_waits_for_its_own_side():
 
 def test_nobody_waits_for_who_is_beyond_its_quota():
     """It has waited for long, and everything it asks for is kept from nobody."""
-    scenario = a_grid_with_quotas(Quota("ann", cpu_milli=16_000))
+    scenario = a_grid_with_quotas(Quota(name="ann", cpu_milli=16_000))
     scenario.ask(a_request("a1", cores=10, user="ann"))
     scenario.ask(a_request("a2", cores=10, user="ann", wait_s=FOREVER_S))
     scenario.advance(3600)
@@ -329,7 +334,7 @@ def test_nobody_waits_for_who_is_beyond_its_quota():
 
 
 def test_a_team_holds_its_quota_together():
-    scenario = a_grid_with_quotas(Quota("vision", ("ann", "bob"), cpu_milli=4000))
+    scenario = a_grid_with_quotas(Quota(name="vision", members=("ann", "bob"), cpu_milli=4000))
     scenario.ask(a_request("a1", cores=3, user="ann"))
     scenario.ask(a_request("b1", cores=2, user="bob", wait_s=FOREVER_S))
     scenario.ask(a_request("e1", cores=2, user="eve", team="vision", wait_s=FOREVER_S))
@@ -340,11 +345,11 @@ def test_a_team_holds_its_quota_together():
 @pytest.mark.parametrize(
     ("quota", "ask", "words"),
     [
-        (Quota("ann", memory_bytes=8 * GB), {"memory_gb": 9}, "quota of ann: at most 8.0 GB, 9.0 asked"),
-        (Quota("ann", gpu_milli=1000), {"gpus": 2}, "quota of ann: at most 1 GPU, 2 asked"),
-        (Quota("ann", custom=(("fpga", 1),)), {"custom": {"fpga": 2}}, "quota of ann: at most 1 fpga, 2 asked"),
-        (Quota("ann", leases=1), {"cores": 1, "gang": 2}, "quota of ann: at most 1 leases, 2 asked"),
-        (Quota("ann", cpu_milli=2500), {"cores": 1, "gang": 3}, "quota of ann: at most 2.5 cores, 3 asked"),
+        (Quota(name="ann", memory_bytes=8 * GB), {"memory_gb": 9}, "quota of ann: at most 8.0 GB, 9.0 asked"),
+        (Quota(name="ann", gpu_milli=1000), {"gpus": 2}, "quota of ann: at most 1 GPU, 2 asked"),
+        (Quota(name="ann", custom=(("fpga", 1),)), {"custom": {"fpga": 2}}, "quota of ann: at most 1 fpga, 2 asked"),
+        (Quota(name="ann", leases=1), {"cores": 1, "gang": 2}, "quota of ann: at most 1 leases, 2 asked"),
+        (Quota(name="ann", cpu_milli=2500), {"cores": 1, "gang": 3}, "quota of ann: at most 2.5 cores, 3 asked"),
     ],
 )
 def test_more_than_a_quota_at_once_is_refused_with_numbers(quota, ask, words):
@@ -356,19 +361,21 @@ def test_more_than_a_quota_at_once_is_refused_with_numbers(quota, ask, words):
 
 
 def test_resource_outside_a_quota_is_not_limited():
-    scenario = a_grid_with_quotas(Quota("ann", cpu_milli=1000))
+    scenario = a_grid_with_quotas(Quota(name="ann", cpu_milli=1000))
     assert exceeds_quota_alone(scenario.ledger, a_request("x", user="ann", memory_gb=60, gpus=4)) is None
 
 
 def test_the_number_of_leases_can_be_limited():
-    scenario = a_grid_with_quotas(Quota("ann", leases=2))
+    scenario = a_grid_with_quotas(Quota(name="ann", leases=2))
     for number in range(3):
         scenario.ask(a_request(f"a{number}", user="ann", wait_s=FOREVER_S))
     assert [state_of(scenario, f"a{number}") for number in range(3)] == ["active", "active", "asked"]
 
 
 def test_whatever_comes_and_goes_a_quota_is_never_exceeded():
-    scenario = a_grid_with_quotas(Quota("ann", cpu_milli=5000), Quota("team", ("ann", "bob"), cpu_milli=8000))
+    scenario = a_grid_with_quotas(
+        Quota(name="ann", cpu_milli=5000), Quota(name="team", members=("ann", "bob"), cpu_milli=8000)
+    )
     for number in range(60):
         user = ("ann", "bob")[number % 2]
         scenario.ask(a_request(f"r{number}", cores=1 + number % 3, user=user, wait_s=FOREVER_S))

@@ -54,7 +54,9 @@ def served(scenario: Scenario) -> list[str]:
 
 def kept(scenario: Scenario, request: Request) -> frozenset[str]:
     """The nodes that are kept from somebody who comes now."""
-    return reserved_nodes(scenario.ledger, Lease(request.id, request, scenario.now), scenario.now)
+    return reserved_nodes(
+        scenario.ledger, Lease(id=request.id, request=request, asked_at_ms=scenario.now), scenario.now
+    )
 
 
 def test_the_highest_priority_goes_first():
@@ -316,7 +318,7 @@ class Crowd:
         self.handle(PolicySet(self._impatient(policy)))
         for name in NODES[: self.dice.randint(1, len(NODES))]:
             self.handle(NodeDeclared(a_random_node(self.dice, name)))
-            self.handle(HeartbeatReceived(name, Usage()))
+            self.handle(HeartbeatReceived(name=name, usage=Usage()))
 
     def _impatient(self, policy: SchedulingPolicy) -> SchedulingPolicy:
         """Waits of seconds already get a reservation, and of minutes a promotion."""
@@ -347,7 +349,7 @@ class Crowd:
         what = dice.random()
         request = self.request(number)
         if what < 0.4:
-            self.handle(JobSubmitted(f"job-{request.id}", Command(("true",)), request))
+            self.handle(JobSubmitted(id=f"job-{request.id}", command=Command(("true",)), request=request))
         elif what < 0.75:
             self.handle(LeaseAsked(request))
         elif what < 0.9:
@@ -356,7 +358,7 @@ class Crowd:
                 self._end(dice.choice(held))
         else:
             for name in ledger.nodes:
-                self.handle(HeartbeatReceived(name, Usage()))
+                self.handle(HeartbeatReceived(name=name, usage=Usage()))
             self.handle(TimePassed())
 
     def _end(self, lease: Lease) -> None:
@@ -364,7 +366,9 @@ class Crowd:
         attempt = job.attempt if job is not None else None
         scans = self.dice.random() < 0.5
         if job is not None and attempt is not None:
-            self.handle(AttemptEnded(job.uid, attempt.number, attempt.fence, DONE), scans=scans)
+            self.handle(
+                AttemptEnded(uid=job.uid, number=attempt.number, fence=attempt.fence, outcome=DONE), scans=scans
+            )
         else:
             self.handle(LeaseReleased(lease.id, lease.request.user), scans=scans)
 
@@ -384,7 +388,7 @@ def _compare(crowd: Crowd, number: int) -> None:
     assert queue.next_grant(ledger, now) == plain_queue.next_grant(ledger, now)
     assert list(queue_order(ledger, now).in_order()) == plain_queue.queue_order(ledger, now)
     request = replace(crowd.request(number), id="newcomer")
-    newcomer = Lease(request.id, request, now, job=crowd.dice.choice(("", "newcomer")))
+    newcomer = Lease(id=request.id, request=request, asked_at_ms=now, job=crowd.dice.choice(("", "newcomer")))
     assert queue.place_newcomer(ledger, newcomer, now) == plain_queue.place_newcomer(ledger, newcomer, now)
     assert queue.reserved_nodes(ledger, newcomer, now) == plain_queue.reserved_nodes(ledger, newcomer, now)
     ordered = plain_queue.queue_order(ledger, now, newcomer=newcomer)

@@ -136,7 +136,7 @@ def test_a_node_without_a_fresh_measurement_says_so():
 
 def test_a_busy_owner_is_the_reason():
     scenario = Scenario(a_node("gpu1", thresholds=thresholds(cpu_busy_max=0.7)))
-    scenario.handle(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.85)))
+    scenario.handle(HeartbeatReceived(name="gpu1", usage=a_usage(cpu_outside=0.85)))
     paused = "CPU 85 % over the last minute, limit 70 %"
     assert why(scenario) == (f"gpu1: its owner uses 85 % of the CPU (limit 70 %); {paused}",)
 
@@ -145,7 +145,7 @@ def test_owners_who_use_their_machines_are_the_reason_and_dedicated_is_named_onc
     limits = thresholds(cpu_busy_max=0.3)
     scenario = Scenario(*(replace(a_node(name, thresholds=limits), host=name) for name in ("gpu1", "gpu2")))
     for name in ("gpu1", "gpu2"):
-        scenario.handle(HeartbeatReceived(name, a_usage(cpu_outside=0.97)))
+        scenario.handle(HeartbeatReceived(name=name, usage=a_usage(cpu_outside=0.97)))
     first, second, hint = why(scenario)
     assert first.startswith("gpu1: its owner uses 97 % of the CPU (limit 30 %)")
     assert second.startswith("gpu2: its owner uses 97 % of the CPU (limit 30 %)")
@@ -155,13 +155,13 @@ def test_owners_who_use_their_machines_are_the_reason_and_dedicated_is_named_onc
 def test_a_node_that_no_cluster_file_names_gets_no_advice_about_one():
     joined = replace(a_node("gpu1", thresholds=thresholds(cpu_busy_max=0.3)), host="joined", joined=True)
     scenario = Scenario(joined)
-    scenario.handle(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.97)))
+    scenario.handle(HeartbeatReceived(name="gpu1", usage=a_usage(cpu_outside=0.97)))
     assert len(why(scenario)) == 1
 
 
 def test_owner_is_no_reason_if_another_resource_is_short():
     scenario = Scenario(a_node("gpu1", cores=4, gpus=1, thresholds=thresholds()))
-    scenario.handle(HeartbeatReceived("gpu1", a_usage(gpus={0: (0.9, 1)})))
+    scenario.handle(HeartbeatReceived(name="gpu1", usage=a_usage(gpus={0: (0.9, 1)})))
     scenario.ask(a_request("r1", cores=4))
     assert why(scenario, cores=1) == ("gpu1: 0 cores free, 1 core asked",)
 
@@ -182,7 +182,7 @@ def test_a_node_that_is_kept_for_somebody_says_so():
 
 
 def test_a_node_nobody_has_heard_yet_may_still_serve():
-    scenario = Scenario(Node("far"))
+    scenario = Scenario(Node(name="far"))
     assert never_fits(scenario.ledger, a_request("x", cores=1)) is None
     assert texts(why_not_now(scenario.ledger, a_request("x", cores=1), 0)) == ("far: not heard from yet",)
 
@@ -206,7 +206,14 @@ def test_of_very_many_nodes_that_never_could_only_some_are_told_of() -> None:
 
 def test_a_worker_on_its_way_that_could_serve_it_is_named():
     scenario = Scenario(a_node("gpu1", cores=4))
-    coming = Worker("w1", "docker_local", "cpu", WorkerResources(8000, 8 * GB), 1, state=WorkerState.BOOTING)
+    coming = Worker(
+        id="w1",
+        provider="docker_local",
+        worker_type="cpu",
+        resources=WorkerResources(8000, 8 * GB),
+        created_at_ms=1,
+        state=WorkerState.BOOTING,
+    )
     scenario.ledger.apply([coming, replace(coming, id="w2", state=WorkerState.TERMINATING)])
     assert why(scenario, cores=6)[0] == "w1: a worker of docker_local that could serve it; it is booting"
     assert [line.partition(":")[0] for line in why(scenario, cores=9)] == ["gpu1"]

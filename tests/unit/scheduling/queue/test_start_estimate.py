@@ -61,7 +61,7 @@ def test_nobody_knows_after_somebody_who_does_not_say():
 
 def test_beyond_a_quota_it_starts_when_its_own_side_holds_less():
     scenario = a_scenario()
-    scenario.handle(PolicySet(SchedulingPolicy(quotas=(Quota("ada", cpu_milli=2000),))))
+    scenario.handle(PolicySet(SchedulingPolicy(quotas=(Quota(name="ada", cpu_milli=2000),))))
     scenario.ask(a_request("a", cores=2))
     wait(scenario, "x", 1)
     assert outlook_of(scenario, "x").reason == "when less is held under the quota of ada: 2 of 2 cores held, 1 asked"
@@ -120,7 +120,15 @@ def test_if_nobody_else_comes_and_all_words_are_true_the_estimate_is_right(sizes
 def run_job(scenario: Scenario, name: str, *, cores: int = 4, run_ms: int = 0) -> None:
     """A job that holds its cores, of whose command earlier runs took that long."""
     request = a_request(name, cores=cores, wait_s=FOREVER_S)
-    scenario.handle(JobSubmitted(f"job-{name}", a_command("sleep", "400"), request, 0, JobEstimate(run_ms=run_ms)))
+    scenario.handle(
+        JobSubmitted(
+            id=f"job-{name}",
+            command=a_command("sleep", "400"),
+            request=request,
+            retries=0,
+            estimate=JobEstimate(run_ms=run_ms),
+        )
+    )
 
 
 def test_other_commands_of_a_user_give_no_estimate():
@@ -167,7 +175,9 @@ def test_estimate_of_earlier_runs_ends_after_twice_its_length():
 def test_stated_length_counts_before_earlier_runs():
     scenario = a_scenario()
     request = a_request("said", cores=4, wait_s=FOREVER_S, expects_ms=30_000)
-    scenario.handle(JobSubmitted("said", a_command(), request, 0, JobEstimate(run_ms=500_000)))
+    scenario.handle(
+        JobSubmitted(id="said", command=a_command(), request=request, retries=0, estimate=JobEstimate(run_ms=500_000))
+    )
     wait(scenario, "x", 4)
     assert outlook_of(scenario, "x").starts_at_ms == scenario.ledger.leases["said.1"].granted_at_ms + 30_000
 

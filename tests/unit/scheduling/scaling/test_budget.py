@@ -29,11 +29,18 @@ RULES = WorkerRules(budget_per_day_micro=3 * DOLLAR, core_hour_budgets={"slurm":
 
 def a_worker(worker_id: str = "w1", **fields: Any) -> Worker:
     usual = {"price_micro": DOLLAR, "state": WorkerState.JOINED, "booted_at_ms": NOON, "joined_at_ms": NOON}
-    return Worker(worker_id, "slurm", "cpu", WorkerResources(2000, 1 << 30), NOON, **{**usual, **fields})
+    return Worker(
+        id=worker_id,
+        provider="slurm",
+        worker_type="cpu",
+        resources=WorkerResources(2000, 1 << 30),
+        created_at_ms=NOON,
+        **{**usual, **fields},
+    )
 
 
 def a_ledger(*workers: Worker, rules: WorkerRules = RULES) -> Ledger:
-    return Ledger([rules, Spending("slurm", DAY, 0, NOON), *workers])
+    return Ledger([rules, Spending(provider="slurm", day=DAY, spent_micro=0, as_of_ms=NOON), *workers])
 
 
 def test_a_machine_with_an_end_is_counted_until_a_minute_after_it() -> None:
@@ -80,7 +87,14 @@ def test_core_hours_of_a_provider_are_refused_by_name_and_others_are_not() -> No
         "a cpu worker of slurm with 2 cores for up to 2 h would make 12.2 core-hours today (0 used), "
         "and providers.slurm.budget_core_hours is 10"
     )
-    other = Worker("w2", "docker_local", "cpu", WorkerResources(8000), NOON, price_micro=0)
+    other = Worker(
+        id="w2",
+        provider="docker_local",
+        worker_type="cpu",
+        resources=WorkerResources(8000),
+        created_at_ms=NOON,
+        price_micro=0,
+    )
     assert state.refusal(other) is None
 
 
@@ -109,7 +123,7 @@ def test_a_machine_goes_on_without_a_control_plane_until_its_agent_or_its_boot_e
 
 def test_unseen_run_after_the_queue_is_charged_up_to_its_lifetime() -> None:
     worker = a_worker(waits=True, queue_ms=DAY_MS, waited_until_ms=NOON, lifetime_ms=HOUR_MS)
-    spent = Spending("slurm", DAY, 0, NOON)
+    spent = Spending(provider="slurm", day=DAY, spent_micro=0, as_of_ms=NOON)
     assert charge_unseen(spent, worker, NOON + 60_000).core_ms == 120_000
     assert charge_unseen(spent, worker, NOON + 9 * HOUR_MS).core_ms == 2 * (HOUR_MS + END_GRACE_MS)
     began = charge_unseen(spent, worker, NOON + HOUR_MS, NOON + HOUR_MS // 2)
@@ -118,7 +132,7 @@ def test_unseen_run_after_the_queue_is_charged_up_to_its_lifetime() -> None:
 
 def a_day_with_spending() -> Ledger:
     ledger = a_ledger(rules=WorkerRules(budget_per_day_micro=3 * DOLLAR))
-    ledger.apply([Spending("slurm", DAY, 2 * DOLLAR, NOON)])
+    ledger.apply([Spending(provider="slurm", day=DAY, spent_micro=2 * DOLLAR, as_of_ms=NOON)])
     return ledger
 
 
@@ -168,7 +182,7 @@ def test_a_boot_under_a_wrong_clock_and_a_midnight_there_forget_nothing() -> Non
 
 def test_a_day_that_an_earlier_version_left_a_year_ahead_comes_back() -> None:
     ledger = a_ledger(rules=WorkerRules(budget_per_day_micro=3 * DOLLAR))
-    ledger.apply([Spending("slurm", DAY + 365, 2 * DOLLAR, NOON)])
+    ledger.apply([Spending(provider="slurm", day=DAY + 365, spent_micro=2 * DOLLAR, as_of_ms=NOON)])
     state = budget_state(ledger, NOON + 1_000, NOON + 1_000)
     assert (state.day, state.spent_micro) == (DAY, 2 * DOLLAR)
     assert state.refusal(a_worker(price_micro=DOLLAR // 20)) is None

@@ -74,7 +74,7 @@ def test_request_too_large_for_every_type_is_not_counted() -> None:
 
 def test_request_held_by_a_quota_is_not_counted() -> None:
     scenario = Scenario(a_node("full", cores=2))
-    quota = Quota("ada", cpu_milli=5000)
+    quota = Quota(name="ada", cpu_milli=5000)
     scenario.handle(PolicySet(SchedulingPolicy(quotas=(quota,))))
     scenario.ask(a_request("all", cores=2))
     for number in range(4):

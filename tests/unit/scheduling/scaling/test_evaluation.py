@@ -405,7 +405,7 @@ def test_a_worker_is_idle_since_it_joined_or_was_last_used(idle: ScalingScenario
 
 def test_copies_of_blocks_are_no_work(idle: ScalingScenario) -> None:
     (worker_id, *_) = idle.ledger.workers
-    idle.handle(BlockAsked("b1", "ada", GB, 3_600_000, prefer=worker_id))
+    idle.handle(BlockAsked(id="b1", user="ada", size_bytes=GB, term_ms=3_600_000, prefer=worker_id))
     assert idle.ledger.leases_on[worker_id]
     assert not has_work(idle.ledger, worker_id)
     assert idle.ask(a_request("r9", cores=1, require=[worker_id])) is not None

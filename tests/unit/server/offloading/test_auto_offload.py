@@ -37,7 +37,7 @@ class Pressure:
     async def readings(self, ahead_ms: int = 0, *, only: Collection[str] | None = None) -> tuple[PressureReading, ...]:
         assert not ahead_ms  # there are no blocks: nothing is forecast
         self.asked += 1
-        return (PressureReading("ash", self.level, self.level, 0),)
+        return (PressureReading(node="ash", score=self.level, memory=self.level, cpu=0),)
 
 
 class Server:
@@ -54,7 +54,7 @@ class Server:
     async def evaluate(self, times: int = 1) -> None:
         for _ in range(times):
             self.clock.ms += 60_000
-            await self.grid.handle(HeartbeatReceived("ash", Usage()))
+            await self.grid.handle(HeartbeatReceived(name="ash", usage=Usage()))
             await self.grid.handle(TimePassed())
             await self.offloader.evaluate()
 

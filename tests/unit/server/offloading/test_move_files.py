@@ -117,8 +117,18 @@ class Moved:
             self.store.add(content)
         final = self.store.add(manifest.encode(Manifest(TreeDigests().list_tree(self.work).entries)))
         process = MovedProcess(ProcessIdentity(7, 8, "boot"), CWD, (NULL, *streams))
-        request = Request("move-1", "grid", Amounts(1000))
-        move = Move("move-1", "ann", "gpu1", "gpu2", Way.PROCESS_RESTART, request, 1, process=process, final=final)
+        request = Request(id="move-1", user="grid", ask=Amounts(1000))
+        move = Move(
+            id="move-1",
+            user="ann",
+            source="gpu1",
+            target="gpu2",
+            way=Way.PROCESS_RESTART,
+            request=request,
+            requested_at_ms=1,
+            process=process,
+            final=final,
+        )
         self.move = replace(move, ran_on="gpu2", ran_as="moved-1.1", result="exited 0")
         self.folder = folder
 

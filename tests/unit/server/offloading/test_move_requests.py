@@ -14,7 +14,18 @@ from distributed_grid.server.offloading.move_requests import READ_FROM_FILE, che
 
 def a_process(kind: str, path: str = "", argv: tuple[str, ...] = ("sort", "-n")) -> ProcessInfo:
     streams = (StandardStream(StreamKind(kind), path), StandardStream(), StandardStream())
-    return ProcessInfo(7, 1, "boot", 1, 0, "ann", "sort", argv, cwd="/data/ann", streams=streams)
+    return ProcessInfo(
+        pid=7,
+        pid_start=1,
+        boot="boot",
+        ppid=1,
+        uid=0,
+        user="ann",
+        name="sort",
+        argv=argv,
+        cwd="/data/ann",
+        streams=streams,
+    )
 
 
 @pytest.mark.parametrize("process", [a_process("null"), a_process("closed")])

@@ -25,7 +25,15 @@ TASK = TypeKey("ana", "x")
 
 def runs(count: int, *, key: str = "x", first: int = 0, ended_at_ms: int = NOW) -> list[TaskRun]:
     return [
-        TaskRun(f"{key}-{i}", 1, "ana", key, memory_bytes=100 * MB + i % 7 * MB, run_ms=1000, ended_at_ms=ended_at_ms)
+        TaskRun(
+            task_id=f"{key}-{i}",
+            attempt=1,
+            user="ana",
+            key=key,
+            memory_bytes=100 * MB + i % 7 * MB,
+            run_ms=1000,
+            ended_at_ms=ended_at_ms,
+        )
         for i in range(first, first + count)
     ]
 

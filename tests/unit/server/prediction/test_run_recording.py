@@ -96,8 +96,25 @@ def test_what_never_ran_is_not_recorded(tmp_path: Path) -> None:
 def test_a_task_is_recorded_by_its_type_and_parameters() -> None:
     def recorded(payload: str, pid: int = 0) -> TaskRun | None:
         outcome = Outcome(Ending.EXITED, 0, max_memory_bytes=MB)
-        attempt = Attempt(1, "t1.1", "worker", 1, 1, started_at_ms=2, ended_at_ms=9, outcome=outcome, pid=pid)
-        task = Job("t1", "task", Command((), payload=payload), a_request("t1"), 1, attempts=(attempt,))
+        attempt = Attempt(
+            number=1,
+            lease_id="t1.1",
+            node="worker",
+            fence=1,
+            assigned_at_ms=1,
+            started_at_ms=2,
+            ended_at_ms=9,
+            outcome=outcome,
+            pid=pid,
+        )
+        task = Job(
+            uid="t1",
+            id="task",
+            command=Command((), payload=payload),
+            request=a_request("t1"),
+            submitted_at_ms=1,
+            attempts=(attempt,),
+        )
         return run_of(task, attempt)
 
     run = recorded('{"type": "train", "config": {"batch_size": 32}}')

@@ -65,11 +65,11 @@ def a_run(number: int, argv: list[str], *, user: str = "ana", mb: float = 100, r
     shape = task_shape(argv)
     memory = round(mb * MB) + number % 5 * MB
     return TaskRun(
-        f"task-{number}",
-        1,
-        user,
-        shape.key,
-        shape.features,
+        task_id=f"task-{number}",
+        attempt=1,
+        user=user,
+        key=shape.key,
+        features=shape.features,
         memory_bytes=memory,
         run_ms=run_ms,
         ended_at_ms=NOW,

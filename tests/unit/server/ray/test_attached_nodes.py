@@ -16,7 +16,7 @@ from tests.support.builders import a_node
 def a_place(
     name: str, number: str = "aabbccdd", *, address: str = "10.0.0.9", hostname: str = "vm", **rest
 ) -> EngineNode:
-    return EngineNode(number, name, address, hostname, **rest)
+    return EngineNode(id=number, name=name, address=address, hostname=hostname, **rest)
 
 
 def names(ledger: Ledger, *places: EngineNode) -> dict[str, str]:

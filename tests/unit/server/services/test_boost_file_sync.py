@@ -44,7 +44,7 @@ class BoostFileGrid(InProcessGrid):
 
     async def hear(self) -> None:
         for name in ("gpu1", "gpu2"):
-            await self.grid.handle(HeartbeatReceived(name, Usage()))
+            await self.grid.handle(HeartbeatReceived(name=name, usage=Usage()))
 
     async def boost(self, name: str, **asked: Any) -> None:
         request = a_request(name, target="gpu1", anti_affinity=("gpu1",), duration_s=600, **asked)

@@ -82,7 +82,7 @@ def test_a_pull_worker_is_no_other_node_that_could_lend_a_boost(tmp_path: Path) 
         cluster = BoostGrid(tmp_path)
         await cluster.open(a_node("master", cores=4))
         has = Capacity(4000, 8 << 30)
-        pull = Node("browser", capacity=has, host=PULL_HOST, joined=True, hold_ms=60_000, incarnation="one")
+        pull = Node(name="browser", capacity=has, host=PULL_HOST, joined=True, hold_ms=60_000, incarnation="one")
         await cluster.grid.handle(PullWorkerRegistered(pull, Usage()))
 
         async def scenario(cluster: BoostGrid) -> None:
@@ -300,7 +300,9 @@ def test_rest_does_not_wait(run_scenario: Any) -> None:
 def test_what_the_rebalancer_holds_is_a_boost_that_everybody_may_use_and_nobody_may_release(run_scenario: Any) -> None:
     async def scenario(cluster: BoostGrid) -> None:
         ask, apart = Amounts(cpu_milli=2000), ("master",)
-        request = Request("auto-master-cpu-1", GRID_USER, ask, wait_ms=0, target="master", anti_affinity=apart)
+        request = Request(
+            id="auto-master-cpu-1", user=GRID_USER, ask=ask, wait_ms=0, target="master", anti_affinity=apart
+        )
         await cluster.grid.handle(LeaseAsked(request))
         assert await cluster.names("master") == ["auto-master-cpu-1"]
         carved = await cluster.submit("aaaa1", amount=0.5, target="master")

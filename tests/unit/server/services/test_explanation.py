@@ -62,7 +62,7 @@ def test_a_job_that_waits_is_told_node_by_node_with_its_place_in_line() -> None:
 def test_a_quota_that_keeps_a_job_waiting_is_named() -> None:
     async def scenario(cluster: InProcessGrid) -> None:
         await cluster.open(a_node("ash", cores=4))
-        await cluster.handle(PolicySet(SchedulingPolicy(quotas=(Quota("ann", cpu_milli=1000),))))
+        await cluster.handle(PolicySet(SchedulingPolicy(quotas=(Quota(name="ann", cpu_milli=1000),))))
         await cluster.submit("r1", job_id="one")
         await cluster.submit("r2", job_id="two")
         (reason,) = (await cluster.explain("two")).waiting.reasons

@@ -52,7 +52,7 @@ class MemoryGrid(InProcessGrid):
 
     def serve(self, node: str) -> None:
         lender = MemoryServerRow(
-            node, "10.0.0.1", 7000, incarnation=f"{node}-life", key_bytes=KEY, gone=bool(self.problem)
+            node=node, host="10.0.0.1", port=7000, incarnation=f"{node}-life", key_bytes=KEY, gone=bool(self.problem)
         )
         self.reported = asyncio.ensure_future(self.grid.handle(MemoryServed(lender, problem=self.problem)))
 
@@ -98,7 +98,7 @@ def test_a_block_is_answered_with_tickets_once_its_node_serves_its_memory(run_sc
 def test_only_nodes_that_can_hold_blocks_count_as_lenders(run_scenario: Any) -> None:
     async def scenario(cluster: MemoryGrid) -> None:
         has = Capacity(4000, 8 << 30)
-        pull = Node("browser", capacity=has, host=PULL_HOST, joined=True, hold_ms=60_000, incarnation="one")
+        pull = Node(name="browser", capacity=has, host=PULL_HOST, joined=True, hold_ms=60_000, incarnation="one")
         await cluster.grid.handle(PullWorkerRegistered(pull, Usage()))
         await cluster.grid.handle(NodeDrained("birch", "ann asked for it", cooling=True))
         nodes = {node.node: node for node in (await cluster.memory.stats(requests.GetMemoryStats(), ROOT)).nodes}
@@ -201,7 +201,7 @@ def test_a_lost_block_says_what_was_lost_and_where(run_scenario: Any) -> None:
 def test_a_block_whose_node_is_away_is_unreachable_and_not_lost(run_scenario: Any) -> None:
     async def scenario(cluster: MemoryGrid) -> None:
         await cluster.allocate("b1", preferred_node="ash")
-        await cluster.grid.handle(MemoryServed(MemoryServerRow("ash", gone=True)))
+        await cluster.grid.handle(MemoryServed(MemoryServerRow(node="ash", gone=True)))
         with pytest.raises(Unreachable, match="ash holds block b1, and is not connected"):
             await cluster.find("b1")
         cluster.serve("ash")

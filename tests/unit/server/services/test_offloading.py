@@ -34,9 +34,16 @@ from tests.unit.server.in_process_grid import Clock, InProcessGrid
 GB = 1024**3
 NULL, FILE = StandardStream(StreamKind.NULL), StandardStream(StreamKind.FILE, "/srv/ann/in")
 WORK = ProcessInfo(
-    *(4242, 5, "boot", 1, 1000, "ann", "python3"),
-    ("python3", "train.py", "--lr", "0.1"),
-    *("/srv/ann", "/usr/bin/python3"),
+    pid=4242,
+    pid_start=5,
+    boot="boot",
+    ppid=1,
+    uid=1000,
+    user="ann",
+    name="python3",
+    argv=("python3", "train.py", "--lr", "0.1"),
+    cwd="/srv/ann",
+    exe="/usr/bin/python3",
     age_ms=60_000,
     cpu_milli=900,
     pss_bytes=GB,
@@ -44,7 +51,7 @@ WORK = ProcessInfo(
 )
 ANN = Caller("ann")
 ADMIN = Caller("owner", admin=True)
-RULES = RebalanceRules(SharingMode.DYNAMIC_BALANCING, SHARING_POLICIES["balanced"], 30_000)
+RULES = RebalanceRules(mode=SharingMode.DYNAMIC_BALANCING, policy=SHARING_POLICIES["balanced"], interval_ms=30_000)
 
 
 class Agents:
@@ -91,7 +98,7 @@ class Offloading(InProcessGrid):
 
     async def open_nodes(self, count: int) -> None:
         names = self.agents.nodes[:count]
-        await self.open(*(Node(name, capacity=Capacity(4000, 8 * GB), host=name) for name in names))
+        await self.open(*(Node(name=name, capacity=Capacity(4000, 8 * GB), host=name) for name in names))
 
     async def execute(self, caller: Caller = ANN, number: int = 1, **fields: Any) -> MoveRow:
         asked = {"move_id": f"move-{number:08}", "subject": "4242", "node": "one", **fields}
@@ -228,7 +235,9 @@ def test_a_consent_covers_neither_another_directory_nor_other_variables(run) -> 
 
 def test_a_consent_of_an_earlier_version_is_listed_withdrawn_and_covers_nothing(run) -> None:
     async def story(grid: Offloading) -> None:
-        await grid.grid.handle(ConsentGiven(MoveConsent("ann", "python train.py --lr", 0, ("SEED",))))
+        await grid.grid.handle(
+            ConsentGiven(MoveConsent(user="ann", shape="python train.py --lr", given_at_ms=0, variables=("SEED",)))
+        )
         with pytest.raises(Refused, match=r"given to an earlier version, without its directory.*--consent"):
             await grid.execute()
         (consent,) = (await grid.service.consents(requests.ListConsents(), ADMIN)).consents
@@ -389,10 +398,10 @@ def test_a_command_starts_elsewhere_only_if_its_node_is_pressed_and_another_is_n
     async def story(grid: Offloading) -> None:
         op = requests.AdviseCommand(("make",), "one")
         assert (await grid.service.advise(op, ANN)).reason == "one is not pressed"
-        await grid.grid.handle(HeartbeatReceived("one", Usage(990)))
+        await grid.grid.handle(HeartbeatReceived(name="one", usage=Usage(cpu_busy_milli=990)))
         found = await grid.service.advise(op, ANN)
         assert (found.elsewhere, found.target_node) == (True, "two")
-        await grid.grid.handle(HeartbeatReceived("two", Usage(990)))
+        await grid.grid.handle(HeartbeatReceived(name="two", usage=Usage(cpu_busy_milli=990)))
         found = await grid.service.advise(op, ANN)
         assert (found.elsewhere, found.target_node) == (False, None)
         assert (await grid.service.advise(requests.AdviseCommand(("make",)), ANN)).elsewhere is False

@@ -72,7 +72,7 @@ def run(scenario: Callable[[Grid], Awaitable[None]], store: InMemoryStore | None
         grid = Grid(store or InMemoryStore(), Standing())
         await grid.start()
         await grid.handle(NodeDeclared(a_node("here", cores=4)))
-        await grid.handle(HeartbeatReceived("here", Usage()))
+        await grid.handle(HeartbeatReceived(name="here", usage=Usage()))
         await scenario(grid)
         await grid.read(lambda ledger, now: ledger.check())
         await grid.stop()
@@ -134,7 +134,7 @@ def test_an_exact_name_is_not_the_beginning_of_another() -> None:
 @pytest.mark.parametrize("name", ["", "j", "job", "job-", "job-abc", "abc"])
 def test_the_only_thing_there_is_is_not_found_by_nearly_nothing(name: str) -> None:
     async def scenario(grid: Grid) -> None:
-        await grid.handle(JobSubmitted("job-abcdef", Command(("true",)), a_request("abcdef")))
+        await grid.handle(JobSubmitted(id="job-abcdef", command=Command(("true",)), request=a_request("abcdef")))
         await ask(grid, "abcxyz")
         for find in (find_job, find_lease):
             with pytest.raises(NotFound, match="the beginning of an id needs 4 characters of its own"):
@@ -214,10 +214,12 @@ def test_a_job_that_has_just_ended_is_found_without_reading_history_and_an_older
 
     async def scenario(grid: Grid) -> None:
         for number in range(RECENT_JOBS + 1):
-            await grid.handle(JobSubmitted(f"j{number}", Command(("true",)), a_request(f"u{number}", cores=1)))
+            await grid.handle(
+                JobSubmitted(id=f"j{number}", command=Command(("true",)), request=a_request(f"u{number}", cores=1))
+            )
             await grid.handle(JobCancelled(f"u{number}", "ada"))
             fence = grid.ledger.jobs[f"u{number}"].attempts[0].fence
-            await grid.handle(AttemptEnded(f"u{number}", 1, fence, Outcome(Ending.CANCELLED)))
+            await grid.handle(AttemptEnded(uid=f"u{number}", number=1, fence=fence, outcome=Outcome(Ending.CANCELLED)))
         store.readers.clear()
         for name in (f"j{RECENT_JOBS}", f"u{RECENT_JOBS}"):
             assert (await find_job(grid, name)).uid == f"u{RECENT_JOBS}"

@@ -62,7 +62,7 @@ class Scenario:
         await self.grid.start()
         for name in ("ash", "birch"):
             await self.grid.handle(NodeDeclared(a_node(name, cores=500, memory_gb=4_000, gpus=200)))
-            await self.grid.handle(HeartbeatReceived(name, Usage()))
+            await self.grid.handle(HeartbeatReceived(name=name, usage=Usage()))
         for number in range(leases):
             self.clock.ms += self.dice.randrange(1, 2 * HOUR_MS)
             await self._ask(f"r{number}")
@@ -84,7 +84,7 @@ class Scenario:
         request = a_request(
             name, cores=one.cores, memory_gb=one.memory_gb, gpus=one.gpus, user=one.user, require=(one.node,)
         )
-        await self.grid.handle(HeartbeatReceived(one.node, Usage()))
+        await self.grid.handle(HeartbeatReceived(name=one.node, usage=Usage()))
         await self.grid.handle(LeaseAsked(replace(request, target=one.target)))
         self.held[name] = one
 
@@ -186,7 +186,7 @@ def test_what_is_held_is_told_in_the_amounts_of_now() -> None:
         grid = Grid(InMemoryStore(), clock)
         await grid.start()
         await grid.handle(NodeDeclared(a_node("ash", cores=4, memory_gb=16, gpus=2)))
-        await grid.handle(HeartbeatReceived("ash", Usage()))
+        await grid.handle(HeartbeatReceived(name="ash", usage=Usage()))
         await grid.handle(LeaseAsked(a_request("r1", cores=1.5, memory_gb=2, gpus=1)))
         clock.ms += 2 * HOUR_MS
         (row,) = (await lending_report(grid, Viewer(0), since_ms=BEGIN_MS - DAY_MS, by="")).rows

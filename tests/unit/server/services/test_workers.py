@@ -232,12 +232,14 @@ def test_force_ends_no_worker_whose_results_nobody_has_fetched_unless_they_are_d
         await parts.service.create(requests.CreateWorkers(worker_ids=(worker,)), OWNER)
         await parts.until(worker, "booting")
         await parts.grid.handle(NodeDeclared(a_node(worker)))
-        await parts.grid.handle(HeartbeatReceived(worker, Usage()))
+        await parts.grid.handle(HeartbeatReceived(name=worker, usage=Usage()))
         await parts.until(worker, "joined")
         await parts.grid.handle(a_submission(a_request("r1", cores=1)))
         attempt = parts.grid.ledger.jobs["r1"].attempts[-1]
-        await parts.grid.handle(AttemptStarted("r1", attempt.number, attempt.fence, 4242))
-        await parts.grid.handle(AttemptEnded("r1", attempt.number, attempt.fence, Outcome(Ending.EXITED, 0)))
+        await parts.grid.handle(AttemptStarted(uid="r1", number=attempt.number, fence=attempt.fence, pid=4242))
+        await parts.grid.handle(
+            AttemptEnded(uid="r1", number=attempt.number, fence=attempt.fence, outcome=Outcome(Ending.EXITED, 0))
+        )
         forced = requests.TerminateWorkers((worker,), force=True)
         with pytest.raises(Refused, match=f"{worker} cannot be asked for the results of 1 job .* --discard-results"):
             await parts.service.terminate(forced, OWNER)

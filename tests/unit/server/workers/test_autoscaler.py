@@ -66,7 +66,7 @@ def run(scenario: Callable[[InProcessGrid], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-RULES = ScalingRules("scripted", window_ms=60_000)
+RULES = ScalingRules(provider="scripted", window_ms=60_000)
 
 
 def test_a_request_that_only_a_worker_could_serve_waits_once_the_offers_are_known() -> None:

@@ -35,7 +35,9 @@ from distributed_grid.server.workers.output_collector import CHUNK_BYTES, KEPT_L
 from tests.support.builders import a_node
 from tests.unit.server.in_process_grid import InProcessGrid
 
-WORKER = Worker("worker-1", "scripted", "cpu", WorkerResources(4000, 16 << 30), 0)
+WORKER = Worker(
+    id="worker-1", provider="scripted", worker_type="cpu", resources=WorkerResources(4000, 16 << 30), created_at_ms=0
+)
 
 
 class WorkerAgent:
@@ -180,13 +182,13 @@ def test_a_worker_that_answers_nothing_is_given_up_and_that_is_recorded(at_home:
     async def scenario(home: Home) -> None:
         await home.job("r1")
         grid = home.grid.grid
-        await grid.handle(ScalingRulesSet(ScalingRules("scripted")))
+        await grid.handle(ScalingRulesSet(ScalingRules(provider="scripted")))
         for event in (
             WorkerRequested(replace(WORKER, id="worker-2"), 0),
             WorkerAsked("worker-2"),
             WorkerBooted("worker-2", "i-2"),
             NodeDeclared(a_node("worker-2")),
-            HeartbeatReceived("worker-2", Usage()),
+            HeartbeatReceived(name="worker-2", usage=Usage()),
         ):
             await grid.handle(event)
         view = await home.grid.submit("r2", resource_type="cpu", amount=4, prefer=["worker-2"])
