@@ -602,7 +602,10 @@ class CheckWorkerFit(Message, frozen=True):
 
 
 class ListWorkerResources(Message, frozen=True):
-    """Total, free, reserved and used resources of every worker, by task."""
+    """A page of the workers by name: total, free, reserved and used resources, by task."""
+
+    limit: ShortPageSize = 1_000
+    cursor: Cursor = ""
 
 
 # ------------------------------------------------------------------ blocks of the memory pool
