@@ -93,7 +93,15 @@ class SchedulingMetrics:
 
     def _count(self, rows: Sequence[EventRow]) -> None:
         for row in rows:
-            if kind := self._kind(row):
+            is_grids = row.user == GRID_USER and row.subject.startswith(AUTOMATIC_PREFIX)
+            if row.type == REBALANCED:
+                is_counted = _data(row).get("action") in (ASKED, GIVEN_BACK)
+            else:
+                is_counted = (
+                    row.type != STOPPED and not is_grids and not (row.type == REFUSED and "about" in _data(row))
+                )
+            if is_counted:
+                kind = row.type
                 minute = row.at_ms // MINUTE_MS
                 if not self._minutes or self._minutes[-1][0] < minute:
                     self._minutes.append((minute, Counter()))
@@ -107,14 +115,6 @@ class SchedulingMetrics:
                 run = run_of(job)
                 if run is not None:
                     self._runs.append(run)
-
-    def _kind(self, row: EventRow) -> str:
-        """Counter of an event; empty if it is not counted."""
-        if row.type == REBALANCED:
-            return REBALANCED if _data(row).get("action") in (ASKED, GIVEN_BACK) else ""
-        if row.type == STOPPED or (row.user == GRID_USER and row.subject.startswith(AUTOMATIC_PREFIX)):
-            return ""
-        return "" if row.type == REFUSED and "about" in _data(row) else row.type
 
 
 def run_of(job: Job) -> FinishedRun | None:
