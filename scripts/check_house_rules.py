@@ -7,6 +7,7 @@ Rule 4. `__version__` and the version in pyproject.toml are the same.
 Rule 5. Who catches every exception raises it again, or says on that line why everything is caught.
 Rule 6. No public class of the package has the name of another one.
 Rule 7. Every module of the pure packages has a file of unit tests of its name, except for those that only list types.
+Rule 8. At most 1 % of the docstrings of the package hinge on a "what …" without a noun (`scripts/measure_house.py`).
 """
 
 from __future__ import annotations
@@ -37,12 +38,19 @@ ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 PACKAGE, UNIT_TESTS = "src/distributed_grid", "tests/unit"
 PURE_PACKAGES = ("domain", "scheduling", "reactor", "prediction", "masking")
 TYPES_ONLY = frozenset({"domain/events.py"})
+MAX_HEADLESS_SHARE = 0.01
+# The same expression as in measure_house.py, which counts these docstrings by folder.
+HEADLESS = re.compile(
+    r"(^|[.:;,] )[Ww]hat "
+    r"(is|was|has|had|it|a|an|of|the|no|can|cannot|could|may|must|still|there|they|one|will|would|else)\b"
+)
 
 
 def main() -> int:
     files = project_files()
     problems = [*wrong_version(), *untested_modules(files)]
     classes: dict[str, str] = {}
+    docstrings: list[tuple[str, int, str]] = []
     for path in files:
         try:
             text = (ROOT / path).read_text(encoding="utf-8")
@@ -51,9 +59,11 @@ def main() -> int:
         problems += (f"{path}:{number}: {what}" for number, what in wrong_lines(path, text))
         if path.startswith("src/") and path.endswith(".py"):
             problems += (f"{path}:{number}: {what}" for number, what in unexplained_catches(text))
+            docstrings += ((path, number, docstring) for number, docstring in docstrings_of(text))
             for name in re.findall(r"^class ([A-Za-z]\w*)", text, re.MULTILINE):
                 if (first := classes.setdefault(name, path)) != path:
                     problems.append(f"{path}: {first} has a class {name}, too")
+    problems += headless_docstrings(docstrings)
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
@@ -93,6 +103,23 @@ def _is_everything(caught: ast.expr | None) -> bool:
         case ast.Tuple(elts=parts):
             return any(map(_is_everything, parts))
     return False
+
+
+def docstrings_of(text: str) -> Iterator[tuple[int, str]]:
+    """Every docstring of a module, with the line of its owner."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
+            docstring := ast.get_docstring(node)
+        ):
+            yield getattr(node, "lineno", 1), docstring
+
+
+def headless_docstrings(docstrings: Collection[tuple[str, int, str]]) -> Iterator[str]:
+    """Docstrings (path, line, text) that hinge on "what …", if they are more than `MAX_HEADLESS_SHARE` of all."""
+    headless = [(path, number) for path, number, docstring in docstrings if HEADLESS.search(docstring)]
+    if len(headless) > MAX_HEADLESS_SHARE * len(docstrings):
+        for path, number in headless:
+            yield f'{path}:{number}: its docstring hinges on a "what …" without a noun'
 
 
 def untested_modules(files: Collection[str]) -> Iterator[str]:

@@ -74,6 +74,9 @@ def test_checked_command_that_fails_raises_an_error_with_its_result(shell: Shell
         grid.run("echo first >&2; echo no disk >&2; exit 3", shell=True, check=True)
     assert failure.value.result.exit_code == 3
     assert grid.run("true", check=True).succeeded
+    with pytest.raises(grid.JobFailed, match=r"never started on .*: no such command: nowhere$"):
+        grid.run("nowhere", check=True)
+    assert "outcome='never_started'" in repr(grid.run("nowhere"))
 
 
 def test_output_that_is_not_utf8_is_replaced_in_text_and_kept_in_bytes(shell: Shell) -> None:
@@ -105,10 +108,14 @@ def test_timeout_ends_the_command_and_is_its_exit_code(shell: Shell) -> None:
 
 
 def test_bad_input_is_one_line_and_unknown_options_are_type_errors(shell: Shell) -> None:
-    for options in ({"mem": "much"}, {"timeout": "soon"}, {"cpus": float("nan")}, {"cpus": -1}, {"cpus": 0}):
+    wrong: list[dict[str, Any]] = [{"mem": "much"}, {"timeout": "soon"}, {"cpus": float("nan")}, {"cpus": -1}]
+    wrong += [{"cpus": 0}, {"cpus": "two"}, {"env": {"A": 1}}, {"priority": "soon"}, {"retries": -1}]
+    for options in wrong:
         with pytest.raises(BadInput) as problem:
             grid.run("true", **options)
         assert len(str(problem.value).splitlines()) == 1
+    with pytest.raises(BadInput, match="a list of words, or one string, not int"):
+        grid.run(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="no such option: memory"):
         grid.run("true", memory=1)
     with pytest.raises(Refused, match="No node can ever lend"):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_grid.errors import BadInput
-from distributed_grid.quantities import parse_seconds, parse_size
+from distributed_grid.quantities import bytes_of, parse_seconds, parse_size
 
 GIB = 1024**3
 
@@ -35,7 +35,7 @@ def test_sizes_are_powers_of_1024_and_bare_numbers_gigabytes(size: float | str, 
 
 
 def test_bare_numbers_count_in_the_unit_of_the_caller() -> None:
-    assert parse_size("4096", "a size", unit=1) == 4096
+    assert bytes_of("4096", unit=1) == 4096
 
 
 @pytest.mark.parametrize("size", ["", "much", "-1", "1e9", "4 X", "1,5G", "G", "nan", math.nan, math.inf, -1, None])

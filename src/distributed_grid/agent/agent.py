@@ -178,7 +178,7 @@ class Agent:
             await self._memory.start()
             self._memory.report_served()
         loops: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
-            "carrying out orders": self._obey,
+            "carrying out orders": self._process_orders,
             "the heartbeat": self._beat,
             "removal of old files": self._sweep,
             "the watch for the owner": lambda: self.guard.watch(AsyncioTasks().sleep),
@@ -310,7 +310,7 @@ class Agent:
             delay_ms=SIGNAL_LAG_MS if is_early else 0,
         )
 
-    async def _obey(self) -> None:
+    async def _process_orders(self) -> None:
         """Carry out orders, each in its turn."""
         while True:
             order = await self._queue.get()

@@ -94,10 +94,15 @@ class Outbox:
             has_checkpoint=has_checkpoint,
         )
         self._unacknowledged[seq] = report
+
+        def send() -> None:
+            if seq in self._unacknowledged:
+                self._send(report)
+
         if delay_ms:
-            self._call_later(delay_ms, lambda: self._send_if_unacknowledged(seq))
+            self._call_later(delay_ms, send)
         else:
-            self._send(report)
+            send()
 
     def paused(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
         self._post(AttemptPausedReport(next(self._numbers), attempt_id, fence, paused, clipped(detail)))
@@ -164,10 +169,6 @@ class Outbox:
     def stop(self) -> None:
         """Drop unsent starts. Safe twice."""
         self._launched.clear()
-
-    def _send_if_unacknowledged(self, seq: int) -> None:
-        if seq in self._unacknowledged:
-            self._send(self._unacknowledged[seq])
 
     def _post(self, report: Report) -> None:
         self._unacknowledged[report.seq] = report

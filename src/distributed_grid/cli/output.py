@@ -246,21 +246,21 @@ USUAL_COLUMNS = 80
 BAR_WIDTH = 30
 UNITS = ("", "K", "M", "G", "T", "P")
 MAX_BLOCK_BYTES = 1 << 46
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
 _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as `5GB`, `1.5GiB` or `4096`; raises BadInput."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    from distributed_grid.quantities import bytes_of  # few commands have a size
+
+    size = bytes_of(text, unit=1)
+    if math.isnan(size):
         raise BadInput(f"a size is written as 4096, 512MB or 1.5GB, not {text!r}")
-    size = float(match[1]) * 1024 ** UNITS.index(match[2].upper())
-    if not size.is_integer() and not match[2]:
+    if not size.is_integer() and text.strip()[-1].isdigit():
         raise BadInput(f"{text!r} is no whole number of bytes")
     if not 1 <= size <= MAX_BLOCK_BYTES:
         raise BadInput(f"a block has 1 byte to {format_size(MAX_BLOCK_BYTES)}, not {text}")
-    return int(match[1]) if match[1].isdigit() and not match[2] else round(size)
+    return round(size)
 
 
 def format_size(size: int) -> str:

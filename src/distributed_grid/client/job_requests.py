@@ -151,6 +151,10 @@ def command_request(
 ) -> JobRequest:
     """The request of a command with these further fields."""
     shell, env, workdir = options.get("shell", False), options.get("env") or {}, options.get("workdir")
+    given: Mapping[Any, Any] = env
+    for name, value in given.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise BadInput(f"env maps names to texts, not {name!r} to {value!r}")
     isolated, ship = options.get("isolated", False), _patterns(options.get("ship", ()))
     directory = None if workdir is None else os.fspath(workdir)
     fetch = _patterns(options.get("fetch", ()))
@@ -214,7 +218,7 @@ def fetch_fields(patterns: Sequence[str], directory: str, *, overwrite: bool) ->
     return {"fetch": list(patterns), "fetch_to": directory, "overwrite": overwrite, "umask": current_umask()}
 
 
-def argv_of(command: Command, *, shell: bool) -> list[str]:
+def argv_of(command: Command | Any, *, shell: bool) -> list[str]:
     """The words of a command; one string is split as a shell would, or with `shell` is left to `sh -c`."""
     if isinstance(command, str):
         if shell:
@@ -227,8 +231,10 @@ def argv_of(command: Command, *, shell: bool) -> list[str]:
             raise BadInput(f"the command cannot be split into words ({error}): give a list, or shell=True") from None
     elif shell:
         raise BadInput("with shell=True the command is one string")
-    else:
+    elif isinstance(command, Sequence) and not isinstance(command, bytes | bytearray):
         words = [os.fspath(word) if isinstance(word, os.PathLike) else str(word) for word in command]
+    else:
+        raise BadInput(f"a command is a list of words, or one string, not {type(command).__name__}")
     if not words:
         raise BadInput("the command is empty")
     return words

@@ -33,7 +33,8 @@ POLL_SECONDS = 30.0
 """Longest single wait for the end of a job: a restart of the control plane begins at most one anew."""
 MAX_LINE_BYTES = 1 << 20
 """A longer line of output comes in pieces."""
-SHOWN_CHARS = 200
+MAX_REASON_CHARS = 200
+MAX_SHOWN_BYTES = 80
 
 
 class JobUsage(NamedTuple):
@@ -73,20 +74,20 @@ class Result(NamedTuple):
         """The result itself; raises JobFailed unless the command exited with 0."""
         if self.succeeded:
             return self
-        how = f"exited with {self.exit_code}" if self.outcome == "exited" else self.detail or self.outcome
+        end = f"exited with {self.exit_code}" if self.outcome == "exited" else self.outcome.replace("_", " ")
         where = f" on {self.node}" if self.node else ""
-        last = self.stderr.rstrip().rpartition("\n")[2][:SHOWN_CHARS]
-        raise JobFailed(f"{self.job_id} {how}{where}" + (f": {last}" if last else ""), self)
+        reason = self.detail or self.stderr.rstrip().rpartition("\n")[2][:MAX_REASON_CHARS]
+        raise JobFailed(f"{self.job_id} {end}{where}" + (f": {reason}" if reason else ""), self)
 
     def __repr__(self) -> str:
-        return (
-            f"Result(job_id={self.job_id!r}, exit_code={self.exit_code}, node={self.node!r}, "
-            f"stdout={_shortened(self.stdout)}, stderr={_shortened(self.stderr)})"
-        )
-
-
-def _shortened(text: str) -> str:
-    return repr(text) if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]!r}…"
+        shown = {"job_id": self.job_id, "exit_code": self.exit_code, "node": self.node}
+        if self.outcome != "exited":
+            shown |= {"outcome": self.outcome, "detail": self.detail}
+        fields = [f"{name}={value!r}" for name, value in shown.items()]
+        for name, output in (("stdout", self.stdout_bytes), ("stderr", self.stderr_bytes)):
+            beginning = output[:MAX_SHOWN_BYTES].decode(errors="replace")
+            fields.append(f"{name}={beginning!r}{'…' if len(output) > MAX_SHOWN_BYTES else ''}")
+        return f"Result({', '.join(fields)})"
 
 
 class AsyncJob:

@@ -90,6 +90,8 @@ def resource_name(resource_type: ResourceType | str) -> str:
 
 def finite_amount(amount: float) -> float:
     """An amount that JSON can carry."""
+    if not isinstance(amount, int | float):
+        raise BadInput(f"the amount must be a number, not {amount!r}")
     if not math.isfinite(amount):
         raise BadInput(f"the amount must be a number, not {plain_number(amount)}")
     return float(amount)

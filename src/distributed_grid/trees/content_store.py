@@ -1,7 +1,7 @@
 """Content store: file contents by digest at `<root>/ab/<sha256>`, and the digest cache of scanned directories.
 
 A content is whole or absent: it is written to a temporary file, checked against its digest, and renamed. Several
-processes may share a store: a lock on each unfinished file tells whether its writer still lives, and the next process
+processes may share a store: a lock on each unfinished file shows that its writer lives, and the next process
 that opens the store removes the files of a dead one.
 """
 

@@ -107,5 +107,5 @@ def test_command_in_a_lease() -> None:
 
 def test_words_of_a_command(tmp_path: Path) -> None:
     assert argv_of("echo 'a b' c", shell=False) == ["echo", "a b", "c"]
-    assert argv_of(["ls", tmp_path, 3], shell=False) == ["ls", str(tmp_path), "3"]  # type: ignore[list-item]
+    assert argv_of(["ls", tmp_path, 3], shell=False) == ["ls", str(tmp_path), "3"]
     assert argv_of("a | b", shell=True) == ["/bin/sh", "-c", "a | b"]

@@ -64,3 +64,31 @@ def test_a_lock_file_holds_no_address(script: ModuleType) -> None:
     sound = "msgspec==0.19.0 \\\n    --hash=sha256:abc\n"
     assert list(script.wrong_lines("requirements.lock", sound)) == []
     assert [number for number, _ in script.wrong_lines("requirements.lock", f"# made by hand\n{sound}")] == [1]
+
+
+def test_docstrings_that_hinge_on_what_are_at_most_one_in_a_hundred(script: ModuleType) -> None:
+    good = [("a.py", number, "Lines that break a rule.") for number in range(99)]
+    headless = ("b.py", 7, "What is left of a lease.")
+    assert list(script.headless_docstrings([*good, headless])) == []
+    assert list(script.headless_docstrings([*good[1:], headless])) == [
+        'b.py:7: its docstring hinges on a "what …" without a noun'
+    ]
+
+
+def test_docstrings_come_from_modules_classes_and_functions_with_their_lines(script: ModuleType) -> None:
+    text = '"""A module."""\n\nclass A:\n    """A class."""\n\n    async def run(self):\n        """A method."""\n'
+    assert list(script.docstrings_of(text)) == [(1, "A module."), (3, "A class."), (6, "A method.")]
+    assert list(script.docstrings_of("x = 1\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("docstring", "is_headless"),
+    [
+        ("What is left.", True),
+        ("Frees a lease: what it lent is free.", True),
+        ("Says what to type.", False),
+        ("The reason of a refusal.", False),
+    ],
+)
+def test_a_what_at_the_head_of_a_clause_is_headless(script: ModuleType, docstring: str, is_headless: bool) -> None:
+    assert bool(script.HEADLESS.search(docstring)) is is_headless

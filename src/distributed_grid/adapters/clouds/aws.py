@@ -410,8 +410,20 @@ class LaunchParameters:
                 "InstanceMetadataTags": "disabled",
             },
             "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in kinds],
-            **self._network(offer),
         }
+        subnet, groups = self._catalog.subnet_in(offer.zone), list(settings.security_group_ids)
+        if offer.zone and not subnet:
+            parameters["Placement"] = {"AvailabilityZone": offer.zone}
+        if settings.associate_public_ip is None:
+            parameters |= ({"SubnetId": subnet} if subnet else {}) | ({"SecurityGroupIds": groups} if groups else {})
+        else:
+            interface: dict[str, Any] = {
+                "DeviceIndex": 0,
+                "AssociatePublicIpAddress": settings.associate_public_ip,
+                "DeleteOnTermination": True,
+            }
+            interface |= ({"SubnetId": subnet} if subnet else {}) | ({"Groups": groups} if groups else {})
+            parameters["NetworkInterfaces"] = [interface]
         if disks := self.disks():
             parameters["BlockDeviceMappings"] = disks
         if settings.key_name:
@@ -449,17 +461,3 @@ class LaunchParameters:
                     disks.append({"DeviceName": mapping["DeviceName"], "Ebs": disk})
             self._disks = disks
         return self._disks
-
-    def _network(self, offer: WorkerOffer) -> dict[str, Any]:
-        subnet, groups = self._catalog.subnet_in(offer.zone), list(self._settings.security_group_ids)
-        placed = {"Placement": {"AvailabilityZone": offer.zone}} if offer.zone and not subnet else {}
-        if self._settings.associate_public_ip is None:
-            named = {"SubnetId": subnet} if subnet else {}
-            return {**placed, **named, **({"SecurityGroupIds": groups} if groups else {})}
-        interface: dict[str, Any] = {
-            "DeviceIndex": 0,
-            "AssociatePublicIpAddress": self._settings.associate_public_ip,
-            "DeleteOnTermination": True,
-        }
-        interface |= ({"SubnetId": subnet} if subnet else {}) | ({"Groups": groups} if groups else {})
-        return {**placed, "NetworkInterfaces": [interface]}

@@ -296,7 +296,30 @@ class DockerLocalProvider(CloudProviderBase):
             if container is None:
                 with self._creating:  # two at a time would both take the last of the machine
                     limits, warnings = self._limits(engine, order)
-                    container = self._create(engine, order, limits)
+                    self._check_engine(engine)
+                    engine.create(
+                        order.worker_id,
+                        self._settings.image,
+                        limits=limits,
+                        network=self._settings.network,
+                        hostname=order.worker_id[:63],
+                        entrypoint=["grid", "agent", "--dir", f"{HOME}/agent", "--join-file", TOKEN_FILE],
+                        command=["--name", order.worker_id],
+                        user="{}:{}".format(*self._user),
+                        working_dir=HOME,
+                        environment={
+                            "HOME": HOME,
+                            **{key: value for key, value in order.environ.items() if key != JOIN_VARIABLE},
+                        },
+                        labels={
+                            **LABELS.of(order),
+                            CPU_LABEL: str(limits.cpu_milli),
+                            MEMORY_LABEL: str(limits.memory_bytes),
+                        },
+                    )
+                    container = engine.inspect(order.worker_id)
+                    if container is None:
+                        raise Unreachable(f"container {order.worker_id} was removed as soon as it was created")
             LABELS.check_order(container.labels, order, f"a container {order.worker_id}")
             if container.status == "created":
                 token = order.environ.get(JOIN_VARIABLE, "")
@@ -392,31 +415,6 @@ class DockerLocalProvider(CloudProviderBase):
             asked = f"{_cores(cpu_milli)} and {_gb(memory_bytes)}"
             raise NoCapacity(f"{len(alive)} worker containers leave {left} of this machine; asked: {asked}")
         return limits, warnings
-
-    def _create(self, engine: DockerEngine, order: WorkerOrder, limits: WorkerResources) -> Container:
-        """The container, created unless another call was quicker."""
-        self._check_engine(engine)
-        engine.create(
-            order.worker_id,
-            self._settings.image,
-            limits=limits,
-            network=self._settings.network,
-            hostname=order.worker_id[:63],
-            entrypoint=["grid", "agent", "--dir", f"{HOME}/agent", "--join-file", TOKEN_FILE],
-            command=["--name", order.worker_id],
-            user="{}:{}".format(*self._user),
-            working_dir=HOME,
-            environment={"HOME": HOME, **{key: value for key, value in order.environ.items() if key != JOIN_VARIABLE}},
-            labels={
-                **LABELS.of(order),
-                CPU_LABEL: str(limits.cpu_milli),
-                MEMORY_LABEL: str(limits.memory_bytes),
-            },
-        )
-        container = engine.inspect(order.worker_id)
-        if container is None:
-            raise Unreachable(f"container {order.worker_id} was removed as soon as it was created")
-        return container
 
 
 def _instance(container: Container, warnings: Sequence[str] = ()) -> WorkerInstance:

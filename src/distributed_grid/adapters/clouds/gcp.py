@@ -75,22 +75,19 @@ def shapes_of(settings: GcpSettings) -> dict[str, list[WantedShape]]:
     """Machine types of the config by kind of worker."""
     shapes: dict[str, list[WantedShape]] = {}
     for kind, written in settings.machine_types.items():
-        names = [written] if isinstance(written, str) else written
-        shapes[kind] = [WantedShape(name, _shape(name, settings.accelerators.get(kind, ""))) for name in names]
+        shapes[kind] = []
+        for name in [written] if isinstance(written, str) else written:
+            machine, accelerator = name, settings.accelerators.get(kind, "")
+            if not accelerator and (both := _WITH_ACCELERATOR.fullmatch(name)):  # at the end of the name
+                machine, accelerator = both["machine"], both["accelerator"]
+            shape = MachineShape(machine)
+            if accelerator:
+                parts = _ACCELERATOR.fullmatch(accelerator)
+                if parts is None:
+                    raise BadInput(f"providers.gcp.accelerators: {accelerator!r} is not TYPE or TYPE:COUNT")
+                shape = MachineShape(machine, parts["type"], int(parts["count"] or 1))
+            shapes[kind].append(WantedShape(name, shape))
     return shapes
-
-
-def _shape(written: str, accelerator: str) -> MachineShape:
-    """The machine type, with the accelerator that the config names beside it or at the end of its name."""
-    name = written
-    if not accelerator and (both := _WITH_ACCELERATOR.fullmatch(written)):
-        name, accelerator = both["machine"], both["accelerator"]
-    if not accelerator:
-        return MachineShape(name)
-    parts = _ACCELERATOR.fullmatch(accelerator)
-    if parts is None:
-        raise BadInput(f"providers.gcp.accelerators: {accelerator!r} is not TYPE or TYPE:COUNT")
-    return MachineShape(name, parts["type"], int(parts["count"] or 1))
 
 
 def make_offer(
@@ -364,7 +361,51 @@ class GCPCloudProvider(CloudProviderBase):
         """Insert the machine and wait until Google has made it; one that is there is compared with the order."""
         action, deadline = f"create {order.worker_id}", Deadline(self._timeout_seconds)
         try:
-            return self._create(order, action, deadline)
+            _, _, zone = ordered_machine(order.offer)
+            if not NAME.fullmatch(order.worker_id) or not LABEL_VALUE.fullmatch(order.grid_id):
+                raise Refused(
+                    f"{order.worker_id} of {order.grid_id}: Google takes only names of a-z, 0-9 and -, up to 63"
+                )
+            path = f"/zones/{zone}/instances"
+            key, body = {"requestId": request_id(order.worker_id)}, instance_body(self._settings, order)
+            operation: Mapping[str, Any] = {}
+            try:
+                operation = self._api.call("POST", path, deadline, action=action, query=key, body=body).body
+            except ApiFailure as failure:
+                if failure.status != 409:
+                    raise call_error(failure, action, order.offer, is_one_region=self._is_one_region) from None
+            failed: ApiFailure | None = None
+            if operation:
+                pause = FIRST_POLL_SECONDS
+                while operation.get("status") != "DONE":
+                    deadline.pause(pause, f"{action}: Google is still at it")
+                    pause = min(2 * pause, MAX_POLL_SECONDS)
+                    polled = self._get(f"/zones/{zone}/operations/{operation.get('name')}", action, deadline)
+                    if polled is None:
+                        raise Unreachable(f"{action}: Google does not know its operation {operation.get('name')}")
+                    operation = polled.body
+                failed = ApiFailure.of_operation(operation)
+            answer = self._get(f"{path}/{order.worker_id}", action, deadline)
+            if answer is None:
+                if failed is not None:
+                    raise operation_error(failed, action, order.offer, is_one_region=self._is_one_region)
+                known = (
+                    self._get(f"/zones/{zone}/operations/{operation.get('name')}", action, deadline)
+                    if operation
+                    else None
+                )
+                if known is None:
+                    raise Unreachable(f"{action}: Google says that it is there, and does not show it")
+                # Google has made the machine and does not show it: not yet, or, if that was long ago, no more.
+                instance = str(known.body.get("targetId") or order.worker_id)
+                since = known.at - timestamp(known.body.get("endTime"), known.at)
+                self._remember(order.worker_id, zone)
+                if since > SETTLED_SECONDS:
+                    return WorkerInstance(order.worker_id, order.grid_id, instance, "gone", since)
+                return WorkerInstance(order.worker_id, order.grid_id, instance, "starting", max(0.0, since))
+            LABELS.check_order(labels_of(answer.body), order, f"a machine {order.worker_id} in {zone}")
+            self._remember(order.worker_id, zone)
+            return worker_instance(answer.body, answer.at)
         except GridError as failure:
             text = str(failure)  # Google may quote the boot script
             for value in order.environ.values():
@@ -457,49 +498,6 @@ class GCPCloudProvider(CloudProviderBase):
         unavailable = [f"{offer.id}: {offer.unavailable}" for offer in offers if offer.unavailable]
         lines.append(f"{len(offers) - len(unavailable)} offers in {', '.join(self._where)}")
         return [*lines, *unavailable]
-
-    def _create(self, order: WorkerOrder, action: str, deadline: Deadline) -> WorkerInstance:
-        _, _, zone = ordered_machine(order.offer)
-        if not NAME.fullmatch(order.worker_id) or not LABEL_VALUE.fullmatch(order.grid_id):
-            raise Refused(f"{order.worker_id} of {order.grid_id}: Google takes only names of a-z, 0-9 and -, up to 63")
-        path = f"/zones/{zone}/instances"
-        key, body = {"requestId": request_id(order.worker_id)}, instance_body(self._settings, order)
-        operation: Mapping[str, Any] = {}
-        try:
-            operation = self._api.call("POST", path, deadline, action=action, query=key, body=body).body
-        except ApiFailure as failure:
-            if failure.status != 409:
-                raise call_error(failure, action, order.offer, is_one_region=self._is_one_region) from None
-        failed: ApiFailure | None = None
-        if operation:
-            pause = FIRST_POLL_SECONDS
-            while operation.get("status") != "DONE":
-                deadline.pause(pause, f"{action}: Google is still at it")
-                pause = min(2 * pause, MAX_POLL_SECONDS)
-                polled = self._get(f"/zones/{zone}/operations/{operation.get('name')}", action, deadline)
-                if polled is None:
-                    raise Unreachable(f"{action}: Google does not know its operation {operation.get('name')}")
-                operation = polled.body
-            failed = ApiFailure.of_operation(operation)
-        answer = self._get(f"{path}/{order.worker_id}", action, deadline)
-        if answer is None:
-            if failed is not None:
-                raise operation_error(failed, action, order.offer, is_one_region=self._is_one_region)
-            known = (
-                self._get(f"/zones/{zone}/operations/{operation.get('name')}", action, deadline) if operation else None
-            )
-            if known is None:
-                raise Unreachable(f"{action}: Google says that it is there, and does not show it")
-            # Google has made the machine and does not show it: not yet, or, if that was long ago, no more.
-            instance = str(known.body.get("targetId") or order.worker_id)
-            since = known.at - timestamp(known.body.get("endTime"), known.at)
-            self._remember(order.worker_id, zone)
-            if since > SETTLED_SECONDS:
-                return WorkerInstance(order.worker_id, order.grid_id, instance, "gone", since)
-            return WorkerInstance(order.worker_id, order.grid_id, instance, "starting", max(0.0, since))
-        LABELS.check_order(labels_of(answer.body), order, f"a machine {order.worker_id} in {zone}")
-        self._remember(order.worker_id, zone)
-        return worker_instance(answer.body, answer.at)
 
     def _find(
         self, worker_id: str, grid_id: str, action: str, deadline: Deadline

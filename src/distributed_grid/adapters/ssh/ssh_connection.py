@@ -418,7 +418,8 @@ class SharedSshConnection(NodeConnection):
         finally:
             self._users -= 1
             if not self._users:
-                asyncio.get_running_loop().call_later(IDLE_SECONDS, self._close_unused)
+                end = f"the end of an unused connection to {self._target.name}"
+                asyncio.get_running_loop().call_later(IDLE_SECONDS, lambda: start_logged(self.close(), end))
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[NodeTransport]:
@@ -454,9 +455,6 @@ class SharedSshConnection(NodeConnection):
         if not self._users and self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()
-
-    def _close_unused(self) -> None:
-        start_logged(self.close(), f"the end of an unused connection to {self._target.name}")
 
 
 class SshTransport(NodeTransport):

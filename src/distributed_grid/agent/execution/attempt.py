@@ -388,7 +388,7 @@ def may_have_run(job: JobDir) -> bool:
 async def kill_leftovers(attempt: RunningAttempt, job: JobDir) -> None:
     """Kill the processes that a dead shim left, control groups included; safe twice.
 
-    The files tell where to look, never which process to kill: a process is killed if the kernel shows it in the
+    The files say where to look, never which process to kill: a process is killed if the kernel shows it in the
     attempt's session or control group, if its environment names the attempt, if it was seen in the attempt's tree,
     or below those.
     """

@@ -179,7 +179,7 @@ class AttemptHost:
                 try:
                     with JobDir(self.root, spec.attempt_id) as job:
                         job.write(job_dir.FENCE, {"fence": spec.fence, "nonce": job.nonce()})
-                except OSError as error:  # a full disk: the repeated order tells the next agent
+                except OSError as error:  # a full disk: the next agent gets it with the repeated order
                     log.warning("the fence of %s could not be recorded: %s", spec.attempt_id, error.strerror)
                 if isinstance(known, AttemptExit):
                     known = msgspec.structs.replace(known, fence=spec.fence)

@@ -217,8 +217,8 @@ def _fields(record: Any) -> tuple[int, int]:
 
 BOOT_ID: Final = boot_id()
 PACKET_BYTES: Final = 1024  # the longest id of an attempt takes 800
-SPARES: Final = 2  # enough that one forks while the other is taken
-MAX_SPARES: Final = SPARES + len(os.sched_getaffinity(0))  # of those that come back
+IDLE_SHIMS: Final = 2  # enough that one forks while the other is taken
+MAX_IDLE_SHIMS: Final = IDLE_SHIMS + len(os.sched_getaffinity(0))  # of those that come back
 REFILL_MS, RETRY_FORK_MS, SHRINK_MS = 1, 100, 1000
 WATCHER_RETRY_MS: Final = 1000  # between two hold watchers, should each die at once
 MAX_ATTEMPTS: Final = 200  # of one shim, as nothing collects its garbage
@@ -254,7 +254,7 @@ class PreforkedShim:
         os._exit(0)
 
     def _receive(self) -> tuple[str, list[int]]:
-        """The next attempt, its lock and its channel; nothing when the spawner ended or has enough spares."""
+        """The next attempt, its lock and its channel; nothing when the spawner ended or has enough idle shims."""
         try:
             packet, descriptors, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, 2)
         except ConnectionResetError:
@@ -296,7 +296,7 @@ class Spawner:
         self.controllers = controllers
         self.grid = grid
         self.shims: set[int] = set()  # children not reaped yet: their pids are not used again
-        self.spares: list[socket.socket] = []
+        self.idle_shims: list[socket.socket] = []
         self.busy: dict[int, socket.socket] = {}
         self.fork_error: str | None = None
         self.watcher = 0  # the pid of the hold watcher
@@ -321,20 +321,20 @@ class Spawner:
                 self.reap()
             asked = self.sock.fileno() in ready
             if asked:
-                self.spares = [spare for spare in self.spares if _is_waiting(spare)]
-            if not ready and len(self.spares) > SPARES:
-                self.spares.pop(0).close()  # which ends it
-            elif (not ready and len(self.spares) < SPARES) or (asked and not self.spares):
-                spare = self.fork_shim()
-                if spare is not None:
-                    return spare
+                self.idle_shims = [shim for shim in self.idle_shims if _is_waiting(shim)]
+            if not ready and len(self.idle_shims) > IDLE_SHIMS:
+                self.idle_shims.pop(0).close()  # which ends it
+            elif (not ready and len(self.idle_shims) < IDLE_SHIMS) or (asked and not self.idle_shims):
+                child = self.fork_shim()
+                if child is not None:
+                    return child
             if asked:
                 packet, descriptors, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, 1)
                 if not packet:
                     return None
-                spare = self.launch(packet, descriptors[0])
-                if spare is not None:
-                    return spare
+                child = self.launch(packet, descriptors[0])
+                if child is not None:
+                    return child
                 self.needs_watcher = self.watcher == 0
             if self.needs_watcher:
                 watcher = self.fork_watcher()
@@ -342,10 +342,10 @@ class Spawner:
                     return watcher
 
     def poll_timeout_ms(self) -> int | None:
-        """Time until the number of spare shims is corrected, or a watcher is forked; None: no limit."""
-        if len(self.spares) < SPARES:
+        """Time until the number of idle shims is corrected, or a watcher is forked; None: no limit."""
+        if len(self.idle_shims) < IDLE_SHIMS:
             return RETRY_FORK_MS if self.fork_error else REFILL_MS
-        return SHRINK_MS if len(self.spares) > SPARES else WATCHER_RETRY_MS if self.needs_watcher else None
+        return SHRINK_MS if len(self.idle_shims) > IDLE_SHIMS else WATCHER_RETRY_MS if self.needs_watcher else None
 
     def fork_watcher(self) -> HoldWatcher | None:
         """Fork the hold watcher where a hold is pending and there is none; returns it in the child."""
@@ -368,20 +368,20 @@ class Spawner:
     def reclaim(self, fd: int) -> None:
         """Take back a shim that is ready for another attempt; close the socket of one that is gone."""
         self.poll.unregister(fd)
-        spare = self.busy.pop(fd)
+        shim = self.busy.pop(fd)
         try:
-            is_ready = spare.recv(1) == READY
+            is_ready = shim.recv(1) == READY
         except ConnectionResetError:
             is_ready = False
-        if is_ready and len(self.spares) < MAX_SPARES:
-            self.spares.append(spare)
+        if is_ready and len(self.idle_shims) < MAX_IDLE_SHIMS:
+            self.idle_shims.append(shim)
         else:
-            spare.close()
+            shim.close()
 
     def launch(self, attempt_id: bytes, channel: int) -> PreforkedShim | None:
         """Give an attempt its shim; a locked attempt, or one that has run already, is left alone. Returns as
         `fork_shim`."""
-        spare = None
+        child = None
         try:
             job = JobDir(self.root, attempt_id.decode())
         except OSError:
@@ -397,24 +397,24 @@ class Spawner:
             if lock is not None:
                 assigned = self._assign(attempt_id, lock, channel)
                 if not assigned:  # the waiting ones were just killed
-                    spare = self.fork_shim()
-                    assigned = spare is not None or self._assign(attempt_id, lock, channel)
+                    child = self.fork_shim()
+                    assigned = child is not None or self._assign(attempt_id, lock, channel)
                 if not assigned:
                     _refuse(job, channel, f"could not be started: {self.fork_error or 'its shim was killed'}")
                 os.close(lock)
         os.close(channel)
-        return spare
+        return child
 
     def _assign(self, attempt_id: bytes, lock: int, channel: int) -> bool:
-        while self.spares:
-            spare = self.spares.pop()  # the last one used, which has its pages already
+        while self.idle_shims:
+            shim = self.idle_shims.pop()  # the last one used, which has its pages already
             try:
-                socket.send_fds(spare, [attempt_id], [lock, channel])
+                socket.send_fds(shim, [attempt_id], [lock, channel])
             except (BrokenPipeError, ConnectionResetError):  # it was killed while it waited
-                spare.close()
+                shim.close()
                 continue
-            self.busy[spare.fileno()] = spare
-            self.poll.register(spare, select.POLLIN)
+            self.busy[shim.fileno()] = shim
+            self.poll.register(shim, select.POLLIN)
             return True
         return False
 
@@ -435,7 +435,7 @@ class Spawner:
         if pid > 0:
             self.fork_error = None
             self.shims.add(pid)
-            self.spares.append(ours)
+            self.idle_shims.append(ours)
         else:
             ours.close()
         return None
@@ -443,7 +443,7 @@ class Spawner:
     def _become_child(self) -> None:
         """Leave behind what belongs to the spawner alone."""
         signal.set_wakeup_fd(-1)
-        for sock in (self.sock, *self.spares, *self.busy.values()):
+        for sock in (self.sock, *self.idle_shims, *self.busy.values()):
             sock.close()
         for fd in (self.host_lock, self.woken, self.wake):
             os.close(fd)
@@ -475,15 +475,15 @@ class Spawner:
         return proc.pid in self.shims or self.grid.besides(0)(proc, fresh=fresh)
 
 
-def _is_waiting(spare: socket.socket) -> bool:
+def _is_waiting(shim: socket.socket) -> bool:
     """True if the shim at the other end is alive."""
     try:
-        spare.recv(1, socket.MSG_DONTWAIT)
+        shim.recv(1, socket.MSG_DONTWAIT)
     except BlockingIOError:
         return True
     except ConnectionResetError:
         pass
-    spare.close()
+    shim.close()
     return False
 
 

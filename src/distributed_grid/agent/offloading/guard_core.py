@@ -135,8 +135,8 @@ class GuardCore:
         return [WriteRecord(begun), StopTree(now + lease_ms // 4)]
 
     def check(self, now: int, changes: str) -> list[GuardAction]:
-        """Record the result of the second look: without changes the original may be ended, otherwise it goes on.
-        `commit` sees to it that the tree has stood still since."""
+        """Record the result of the second look: without changes the original may be ended, otherwise it is thawed.
+        `commit` checks that the tree has been still since."""
         if self.phase is not MoveState.FROZEN:
             return []
         if changes:
@@ -144,7 +144,7 @@ class GuardCore:
         return [WriteRecord(GuardRecord(MoveState.CHECKED, now, self.until_ms))]
 
     def commit(self, now: int, view: TreeView) -> list[GuardAction]:
-        """End the original, if it was checked and is frozen for long enough yet; else it goes on, and that is final."""
+        """End the original, if it was checked and its lease lasts long enough; else thaw it, and that is final."""
         if self.phase is MoveState.DECIDED or self.is_final:
             return []
         if self.phase is MoveState.FROZEN:
@@ -161,17 +161,17 @@ class GuardCore:
         return [WriteRecord(decided, durable=True), KillTree()]
 
     def thaw(self, now: int, why: str) -> list[GuardAction]:
-        """Let the original go on, for ever; not once it is decided."""
+        """Continue the original for good; not once it is decided."""
         if self.phase is MoveState.DECIDED or self.is_final:
             return []
         was_frozen = self.phase is not MoveState.OPENED
         record = GuardRecord(MoveState.THAWED, now, why=why, frozen_ms=self._frozen_ms(now))
         return [WriteRecord(record), *([ContinueTree()] if was_frozen else [])]
 
-    # ------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------ observations
 
     def stopped(self, now: int, members: tuple[Member, ...], spared: tuple[Member, ...]) -> list[GuardAction]:
-        """The whole tree stands still."""
+        """Record that the whole tree is stopped."""
         if self.phase is not MoveState.FREEZING:
             return []
         if self.until_ms - now <= self.margin_ms:
@@ -217,7 +217,7 @@ class GuardCore:
         return self.observe(now, view)
 
     def not_recorded(self, record: GuardRecord, now: int, reason: str) -> list[GuardAction]:
-        """A record cannot be written, and nothing after it was done. What lets the original go on is done all the same;
+        """Actions for a record that cannot be written; none after it was performed. A thaw is performed all the same;
         a decision is not made; a death is recorded later."""
         if record.step in (MoveState.THAWED, MoveState.GONE):
             self.apply(record)
@@ -232,7 +232,7 @@ class GuardCore:
         return self.until_ms if self.phase in (MoveState.FREEZING, *STILL_PHASES) else 0
 
     def _unless_continued(self, now: int, view: TreeView) -> list[GuardAction]:
-        """Nothing while the tree stands still; else the end of the move."""
+        """Nothing while the tree is still; else the end of the move."""
         if not view.is_alive:
             return self._gone(now)
         if not view.is_still:

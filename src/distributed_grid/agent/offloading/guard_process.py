@@ -197,7 +197,20 @@ class GuardProcess:
                 if signal.SIGTERM in os.read(fd, 512) and self._core.phase is not MoveState.OPENED:
                     self._perform(self._core.thaw(boot_ms(), "its guard was asked to end"))
             elif fd in self._connections:
-                self._read_orders(fd)
+                peer, text = self._connections[fd]
+                try:
+                    data = peer.recv(MAX_ORDER_BYTES)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    data = b""
+                text += data
+                *lines, rest = bytes(text).split(b"\n")
+                text[:] = rest
+                for line in lines:
+                    self._carry_out(fd, line)
+                if (not data or len(rest) > MAX_ORDER_BYTES) and fd in self._connections:
+                    self._disconnect(fd)
 
     def _timeout_ms(self) -> int:
         if self._unwritten is not None:
@@ -207,23 +220,7 @@ class GuardProcess:
         wakes_at_ms = self._core.wakes_at_ms
         return min(max(wakes_at_ms - boot_ms(), 0), BUSY_MS) if wakes_at_ms else BUSY_MS
 
-    def _read_orders(self, fd: int) -> None:
-        connection, text = self._connections[fd]
-        try:
-            data = connection.recv(MAX_ORDER_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        text += data
-        *lines, rest = bytes(text).split(b"\n")
-        text[:] = rest
-        for line in lines:
-            self._obey(fd, line)
-        if (not data or len(rest) > MAX_ORDER_BYTES) and fd in self._connections:
-            self._disconnect(fd)
-
-    def _obey(self, fd: int, line: bytes) -> None:
+    def _carry_out(self, fd: int, line: bytes) -> None:
         """Carry out an order; one that changes nothing is answered with the record that holds."""
         try:
             order = json.loads(line)
@@ -238,8 +235,10 @@ class GuardProcess:
         elif name == Step.COMMIT:
             self._perform(self._core.commit(now, self._view()))
         elif name in (Step.THAW, Step.CLOSE):
-            why = order.get("why")
-            self._perform(self._core.thaw(now, why if isinstance(why, str) and why else "the move was given up"))
+            reason = order.get("why")
+            self._perform(
+                self._core.thaw(now, reason if isinstance(reason, str) and reason else "the move was given up")
+            )
             self._is_closed = self._is_closed or (name == Step.CLOSE and self._core.phase is not MoveState.DECIDED)
         if self._last is last:
             self._send(fd, encode_record(last))

@@ -1,7 +1,7 @@
 """Execution of the control plane's orders about moves whose original is on this machine.
 
 Each move has a directory with a journal, and a guard (`guard_process.py`) that does all that may not be left undone.
-The agent passes orders on, reports what the guard has recorded, lets the files of the original be read, and returns
+The agent passes orders on, reports the guard's records, lets the files of the original be read, and returns
 files. All of it is safe to repeat, by this agent or the next one.
 """
 
@@ -133,7 +133,7 @@ class SourceMove:
             return
         self.phase, self.last = record.step, record
         if record.step in FINAL_PHASES:
-            self.directory = None  # nobody reads it any more: its file system may be unmounted
+            self.directory = None  # it is not read any more: its file system may be unmounted
         self._report(record)
         if record.step is MoveState.FROZEN:
             self._begin_check()
@@ -221,8 +221,17 @@ class SourceMoves:
             log.warning("not the id of a move: %.100r", order.move_id)
             return
         move = self._moves.get(order.move_id)
-        if order.step is Step.CLOSE:
-            self._close(order.move_id)
+        if order.step is Step.CLOSE:  # a frozen original is thawed; a decided one is killed first
+            removal = f"the removal of {order.move_id}"
+            if self._damaged.pop(order.move_id, None) is not None:
+                start_logged(asyncio.to_thread(self._remove_folder, self._root / order.move_id), removal)
+            if move is None or move.is_closing:
+                return
+            move.is_closing = True
+            if move.task is not None and not move.task.done():
+                move.guard.order(Step.CLOSE)
+            else:
+                start_logged(self._remove(order.move_id, move), removal)
         elif move is None and order.step is Step.OPEN:
             if order.move_id not in self._opening:
                 self._opening[order.move_id] = start_logged(self._open(order), f"the opening of {order.move_id}")
@@ -296,19 +305,6 @@ class SourceMoves:
         await move.guard.run()
         if move.is_closing:
             await self._remove(move_id, move)
-
-    def _close(self, move_id: str) -> None:
-        """Forget a move. A frozen original is thawed; a decided one is killed first."""
-        if self._damaged.pop(move_id, None) is not None:
-            start_logged(asyncio.to_thread(self._remove_folder, self._root / move_id), f"the removal of {move_id}")
-        move = self._moves.get(move_id)
-        if move is None or move.is_closing:
-            return
-        move.is_closing = True
-        if move.task is not None and not move.task.done():
-            move.guard.order(Step.CLOSE)
-        else:
-            start_logged(self._remove(move_id, move), f"the removal of {move_id}")
 
     async def _remove(self, move_id: str, move: SourceMove) -> None:
         under_way = [task for task in move.tasks if task is not move.task]

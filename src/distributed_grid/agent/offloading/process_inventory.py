@@ -49,7 +49,7 @@ from distributed_grid.wire import (
 
 MAX_ARGV_CHARS, MAX_ENVIRONMENT_CHARS = 32_768, 131_072
 MIN_WINDOW_MS = 500
-"""Two scans that are closer than this do not tell a rate."""
+"""Two scans that are closer than this give no rate."""
 PSS_FROM_BYTES = 32 << 20
 """Of smaller trees the resident memory is reported: walking page tables takes longer than the rest of a scan."""
 PSS_SECONDS = 0.1

@@ -5,6 +5,7 @@ The secret of a token is made here and only its hash is sent: it is shown once a
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import cast
@@ -14,6 +15,7 @@ from distributed_grid.cli.output import echo, format_time, note, print_answer, p
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.conversation import JsonObject
 from distributed_grid.errors import BadInput, Refused, TimedOut, Unreachable
+from distributed_grid.quantities import seconds_of
 
 ACCOUNT_NOTE = (
     "jobs of this token run under the account of each node's agent and can read the files and logs of every job there; "
@@ -23,17 +25,12 @@ NO_PLAIN = (
     "there is no connection without TLS: anybody on the way, and any user of this machine, could read tokens and node "
     "keys; REST clients trust certificate.pem of the state directory (curl --cacert)"
 )
-TTL_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def _parse_ttl(value: str) -> float:
     """The seconds in a time such as 90, 15m, 2h or 30d."""
-    number, unit = (value[:-1], value[-1]) if value[-1:] in TTL_UNITS else (value, "s")
-    try:
-        seconds = float(number) * TTL_UNITS[unit]
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 3.2e9:
+    seconds = seconds_of(value)
+    if math.isnan(seconds):
         raise BadInput(f"--ttl {value!r} is no time: write seconds, or 15m, 2h, 30d")
     return seconds
 

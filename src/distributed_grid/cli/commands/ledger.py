@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -14,11 +13,11 @@ from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import JsonObject
 from distributed_grid.errors import BadInput
+from distributed_grid.quantities import seconds_of
 
 if TYPE_CHECKING:
     from distributed_grid.api.answers.reports import EventRecord, LendingRow, LentTotals
 
-UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 NAMES = {"node_id": "LENDER", "user": "BORROWER", "target_node": "FOR", "day": "DAY"}
 SHOWN_EVENTS = 100
 PAGE_EVENTS = 1000
@@ -51,9 +50,8 @@ def ledger(session: CliSession, since: str, by: Literal["user", "node", "day"] |
 
 def seconds(word: str) -> float:
     """The time that a word such as 7d means."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", word.strip().lower())
-    length = float(match[1]) * UNITS[match[2]] if match is not None and match[2] in UNITS else 0.0
-    if not 0 < length <= 3.2e9:
+    length = seconds_of(word)
+    if not length > 0:
         raise BadInput(f"--since needs a time such as 90min, 12h, 7d or 4w, not {word!r}")
     return length
 

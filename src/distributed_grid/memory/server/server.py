@@ -2,7 +2,7 @@
 
 It outlives its agent: without a supervisor it serves on, within its hold, and a new supervisor finds it by its control
 socket. It frees by itself: everything in memory when the hold expires, each copy whose end has passed when there is no
-supervisor; and it ends when there is nothing left to hold. It decides nothing: it obeys tickets and its supervisor.
+supervisor; and it ends when there is nothing left to hold. It decides nothing: tickets and its supervisor do.
 
 Copies are replicated to other memory servers by threads beside the event loop. The source is frozen before that, and
 stays frozen until the control plane decides, also after a failure.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.agent.execution.attempt import AttemptLaunch
-from distributed_grid.agent.execution.spawner import MAX_SPARES, SPARES
+from distributed_grid.agent.execution.spawner import IDLE_SHIMS, MAX_IDLE_SHIMS
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
@@ -122,6 +122,6 @@ def test_a_crowd_of_shims_goes_away_when_it_is_not_needed(driver: Driver) -> Non
     for number in range(8):
         driver.run_coroutine(driver.host.launch(a_spec(f"a.{number}", "sleep", "0.3")))
     assert {driver.ended(f"a.{number}").exit_code for number in range(8)} == {0}
-    driver.until(lambda: len(shims(driver)) <= MAX_SPARES)
-    driver.until(lambda: len(shims(driver)) == SPARES)
+    driver.until(lambda: len(shims(driver)) <= MAX_IDLE_SHIMS)
+    driver.until(lambda: len(shims(driver)) == IDLE_SHIMS)
     assert driver.run("b.1", "true").exit_code == 0

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distributed_grid.agent.execution.host import AttemptHost
-from distributed_grid.agent.execution.spawner import SPARES
+from distributed_grid.agent.execution.spawner import IDLE_SHIMS
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.posix.boot_clock import boot_ms
@@ -48,7 +48,7 @@ def stopped_shims(driver: Driver) -> Iterator[None]:
             os.kill(pid, signal.SIGSTOP)
             held.add(pid)
             quiet_since = time.monotonic()
-        return len(held) >= SPARES and time.monotonic() - quiet_since > 0.3
+        return len(held) >= IDLE_SHIMS and time.monotonic() - quiet_since > 0.3
 
     try:
         driver.until(all_stopped)
