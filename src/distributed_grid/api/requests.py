@@ -172,7 +172,7 @@ class Explain(Message, frozen=True):
 
 
 class GetLendingReport(Message, frozen=True):
-    """Who lent whom how much; without `by` lender by borrower."""
+    """Lent amounts, by lender and borrower, or by one of them or the day alone (`by`)."""
 
     since_seconds: Annotated[float, Meta(gt=0, le=3.2e9, description="The period until now.")] = 30 * 86_400.0
     by: Annotated[Literal["", "user", "node", "day"], Meta(description="Sums by this alone.")] = ""
@@ -602,7 +602,10 @@ class CheckWorkerFit(Message, frozen=True):
 
 
 class ListWorkerResources(Message, frozen=True):
-    """Total, free, reserved and used resources of every worker, by task."""
+    """A page of the workers by name: total, free, reserved and used resources, by task."""
+
+    limit: ShortPageSize = 1_000
+    cursor: Cursor = ""
 
 
 # ------------------------------------------------------------------ blocks of the memory pool

@@ -66,7 +66,7 @@ lending_options = (
     ),
     Option("--source", metavar="NODE", default="", help="The preferred lender; where it is full another one lends."),
     Option("--only", is_flag=True, help="Only the node of --source may lend it."),
-    wait_option(0.0, "How long to wait in the queue where nobody can lend it now."),
+    wait_option(0.0, "How long to wait in the queue if no node can lend it now."),
     Option("--dry-run", is_flag=True, help="Say what would happen, and do nothing."),
 )
 """A request that one node makes to the others."""
@@ -81,7 +81,7 @@ job_options = (
         help="A variable for the job; without =V your own value is passed on.",
     ),
     Option("--isolated", is_flag=True, help="Run in an empty private directory instead of the current one."),
-    Option("--workdir", metavar="DIR", help="What is shipped to another node, or none (default: this directory)."),
+    Option("--workdir", metavar="DIR", help="Directory that is shipped to another node, or none (default: this one)."),
     ship_option,
     Option("--fetch", multiple=True, metavar="GLOB", help="Bring these files back afterwards, such as 'out/**'."),
     Option("--overwrite", is_flag=True, help="Let fetched files replace local ones that were edited meanwhile."),

@@ -151,7 +151,7 @@ class BatchSettler:
                 self._ended[row.kind, entry_in_history.request_id] = row
 
     def _is_new_work(self, event: Cause) -> bool:
-        """Whether an event adds a request, block, worker or move to the ledger."""
+        """True if an event adds a request, block, worker or move to the ledger."""
         match event:
             case JobSubmitted() | LeaseAsked():
                 return event.request.id not in self.ledger.by_request

@@ -27,7 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -48,7 +48,7 @@ CLEAR_AFTER_MS = 60_000
 
 
 class AlertThreshold(Struct, frozen=True):
-    """How much of a resource is too much, and how sure one has to be."""
+    """Mark of a resource, and how long its use must stay above it."""
 
     high: float
     margin: float = MARGIN
@@ -57,20 +57,16 @@ class AlertThreshold(Struct, frozen=True):
 
 
 class AlertState(Struct, frozen=True):
-    """Whether an alert is raised; since when and until when there is a streak towards the other (None: none)."""
-
     raised: bool = False
-    since_ms: int | None = None
-    last_ms: int = 0
+    since_ms: int | None = None  # begin of the streak towards the other state; None: no streak
+    last_ms: int = 0  # latest measurement of the streak
 
 
 class Alert(Struct, frozen=True, kw_only=True):
-    """An alert that was raised or cleared; `value` and `mark` are parts of the whole."""
-
     node: str
     resource: str
     raised: bool
-    value: float
+    value: float  # value and mark are parts of the whole
     mark: float
     at_ms: int
     detail: str
@@ -84,7 +80,6 @@ CLEARED = AlertState()
 
 
 def next_state(state: AlertState, threshold: AlertThreshold, value: float, at_ms: int) -> AlertState:
-    """The alert state after one more measurement."""
     if state.raised:
         crossed, dwell = value <= threshold.high - threshold.margin, threshold.clear_after_ms
     else:
@@ -99,7 +94,6 @@ def next_state(state: AlertState, threshold: AlertThreshold, value: float, at_ms
 
 
 def alert_thresholds(alerts: Alerts) -> dict[str, AlertThreshold]:
-    """The thresholds that a config sets, by resource."""
     thresholds: dict[str, AlertThreshold] = {}
     if alerts.memory_high is not None:
         thresholds["memory"] = AlertThreshold(alerts.memory_high)
@@ -170,7 +164,7 @@ class AlertRules:
         return Alert(node=node, resource=resource, raised=False, value=0.0, mark=mark, at_ms=at_ms, detail=detail)
 
     def raised(self) -> list[tuple[str, str]]:
-        """The nodes and resources with an alert that is not cleared."""
+        """Nodes and resources of the raised alerts."""
         return [
             (node, resource)
             for node, states in self._states.items()
@@ -182,7 +176,7 @@ class AlertRules:
 COMMAND_DEADLINE_SECONDS = 10.0
 POLL_SECONDS = 0.02
 INHERITED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR")
-"""What the command gets of the control plane's environment."""
+"""Variables of the control plane's environment that the command inherits."""
 
 
 class AlertCommandFailed(Exception):
@@ -256,52 +250,44 @@ class Webhook:
             raise BadInput("the webhook must be an address that starts with http:// or https://")
         self._host = parts.hostname
         self._port = port or _PORTS[parts.scheme]
-        self._head = _head(parts, self._host)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self.name = f"{parts.scheme}://{_bracketed(self._host)}:{self._port}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.name = f"{parts.scheme}://{host}:{self._port}"
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        lines = [
+            f"POST {path} HTTP/1.1",
+            f"Host: {host}" + (f":{port}" if port else ""),
+            f"User-Agent: distributed-grid/{__version__}",
+            "Content-Type: application/json",
+            "Connection: close",
+        ]
+        if parts.username is not None:
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            lines.append("Authorization: Basic " + base64.b64encode(login.encode()).decode())
+        self._head = ("\r\n".join(lines) + "\r\n").encode()
 
     async def post(self, body: bytes, *, deadline_seconds: float = WEBHOOK_DEADLINE_SECONDS) -> None:
-        """Send a JSON text; returns when the other side took it, raises WebhookFailed where it did not in time."""
+        """Send a JSON text. Raises WebhookFailed unless the other side accepts it in time."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                status = await self._call(body)
+                reader, writer = await asyncio.open_connection(
+                    self._host, self._port, ssl=self._tls, limit=MAX_LINE_BYTES
+                )
+                try:
+                    writer.write(self._head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                    await writer.drain()
+                    words = (await reader.readline()).split(maxsplit=2)
+                finally:
+                    writer.transport.abort()  # an orderly close could take forever
+            if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+                raise ValueError("the answer is not HTTP")
+            status = int(words[1])
         except TimeoutError:
             raise WebhookFailed(f"no answer within {deadline_seconds:g} s", retryable=True) from None
         except (OSError, EOFError, ValueError) as failure:
             raise WebhookFailed(str(failure) or type(failure).__name__, retryable=True) from failure
         if not 200 <= status < 300:
             raise WebhookFailed(f"answered {status}", retryable=status == 429 or status >= 500)
-
-    async def _call(self, body: bytes) -> int:
-        reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=MAX_LINE_BYTES)
-        try:
-            writer.write(self._head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            await writer.drain()
-            words = (await reader.readline()).split(maxsplit=2)
-            if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-                raise ValueError("the answer is not HTTP")
-            return int(words[1])
-        finally:
-            writer.transport.abort()  # nothing more is wanted of it, and a polite end could take forever
-
-
-def _head(parts: SplitResult, host: str) -> bytes:
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    lines = [
-        f"POST {path} HTTP/1.1",
-        f"Host: {_bracketed(host)}" + (f":{parts.port}" if parts.port else ""),
-        f"User-Agent: distributed-grid/{__version__}",
-        "Content-Type: application/json",
-        "Connection: close",
-    ]
-    if parts.username is not None:
-        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        lines.append("Authorization: Basic " + base64.b64encode(login.encode()).decode())
-    return ("\r\n".join(lines) + "\r\n").encode()
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 MAX_WAITING = 100
@@ -357,17 +343,27 @@ class AlertDelivery:
             self._arrived.clear()
             while self._waiting:
                 alert = self._waiting.popleft()
+                body = msgspec.json.encode(
+                    {
+                        "state": alert.state,
+                        "node_id": alert.node,
+                        "resource_type": alert.resource,
+                        "value": alert.value,
+                        "mark": alert.mark,
+                        "time": utc(alert.at_ms + self._offset_ms()),
+                        "message": alert.detail,
+                    }
+                )
                 try:
                     async with asyncio.TaskGroup() as group:
-                        group.create_task(self._run_command(alert))
-                        group.create_task(self._call_webhook(alert))
+                        group.create_task(self._run_command(alert, body))
+                        group.create_task(self._call_webhook(alert, body))
                 except Exception:  # the outermost loop: the next alert may well get through
                     log.exception("an alert could not be delivered")
 
-    async def _run_command(self, alert: Alert) -> None:
+    async def _run_command(self, alert: Alert, body: bytes) -> None:
         if not self._command:
             return
-        body = self._message(alert)
         variables = {
             "GRID_ALERT_NODE": alert.node,
             "GRID_ALERT_RESOURCE": alert.resource,
@@ -381,10 +377,9 @@ class AlertDelivery:
         except AlertCommandFailed as failure:
             log.error("the alert command %r %s", self._command[0], failure)
 
-    async def _call_webhook(self, alert: Alert) -> None:
+    async def _call_webhook(self, alert: Alert, body: bytes) -> None:
         if self._webhook is None:
             return
-        body = self._message(alert)
         for pause in (*self._retry_seconds, None):
             try:
                 await self._webhook.post(body)
@@ -396,22 +391,9 @@ class AlertDelivery:
                 await asyncio.sleep(pause)
         log.error("the webhook at %s was not called: %s", self._webhook.name, alert.detail)
 
-    def _message(self, alert: Alert) -> bytes:
-        return msgspec.json.encode(
-            {
-                "state": alert.state,
-                "node_id": alert.node,
-                "resource_type": alert.resource,
-                "value": alert.value,
-                "mark": alert.mark,
-                "time": utc(alert.at_ms + self._offset_ms()),
-                "message": alert.detail,
-            }
-        )
-
 
 def split_command(command: str) -> tuple[str, ...]:
-    """The words of a command as a shell would take them apart; nothing else of a shell is there."""
+    """The words of a command, split by a shell's rules of quoting; nothing is expanded."""
     try:
         words = shlex.split(command)
     except ValueError as slip:

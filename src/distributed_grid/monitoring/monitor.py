@@ -1,9 +1,8 @@
 """Monitor of the control plane: node histories, alerts and figures, fed with heartbeats.
 
-`observe` is cheap and never waits; alerts are delivered in the background. The same heartbeat may be reported twice, so
-`poll` can take in what the ledger has seen, whoever else calls `observe`. The minutes of the last day, or for as long
-as the config says, are kept in a file of their own, never in the ledger's commit, and are known again after a restart;
-a gap stays a gap.
+`observe` is cheap and never waits; alerts are delivered in the background. The same heartbeat may be reported twice:
+by `observe`, and by `poll` from the ledger. The minutes of the last day, or of the configured time, are kept in a file
+of their own, never in the ledger's commit, and loaded after a restart; a gap stays a gap.
 """
 
 from __future__ import annotations
@@ -29,15 +28,11 @@ from distributed_grid.domain.rebalancing import PressureReading
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import NotFound
 from distributed_grid.monitoring.alerts import Alert, AlertDelivery, AlertRules, alert_thresholds
-from distributed_grid.monitoring.scheduling_metrics import (
-    EventCounters,
-    SchedulingMetrics,
-    count_automatic,
-    rebalancing_summary,
-)
+from distributed_grid.monitoring.scheduling_metrics import EventCounters, SchedulingMetrics
 from distributed_grid.monitoring.snapshots import pressure_readings, snapshots, summarise
 from distributed_grid.monitoring.usage_history import MINUTE_MS, ClusterHistory
 from distributed_grid.ports import Store
+from distributed_grid.scheduling.pressure.scan import automatic_leases
 from distributed_grid.supervision import start_restarted
 
 POLL_SECONDS = 2.0
@@ -69,10 +64,10 @@ class Monitor:
         retention_ms: int = DAY_MS,
         cutoff_ms: Callable[[int], int] | None = None,
     ) -> None:
-        """`offset_ms`: how far the wall clock is ahead of the grid's time; `on_alert` is called at each change.
+        """`offset_ms`: lead of the wall clock over the grid's time; `on_alert` is called at each change.
 
-        The history is written to `minutes` every `write_seconds`, and kept for `retention_ms`; `cutoff_ms` says before
-        which time of the grid something is that old.
+        The history is written to `minutes` every `write_seconds`, and kept for `retention_ms`; `cutoff_ms` turns that
+        age into a time of the grid.
         """
         self.histories = ClusterHistory(retention_ms)
         self._retention_ms = retention_ms
@@ -105,6 +100,13 @@ class Monitor:
             if name not in ledger.nodes:
                 self.histories.forget(name)
                 self._report(self._alerts.forget(name, now))
+
+    def _poll_for(self, node: str, ledger: Ledger, now: int) -> None:
+        """Poll the ledger for a question about a node. Raises NotFound for an unknown one."""
+        if node not in ledger.nodes:
+            known = ", ".join(sorted(ledger.nodes)) or "none"
+            raise NotFound(f"no node is called {node}; the nodes are: {known}")
+        self.poll(ledger, now)
 
     def set_alerts(self, alerts: Alerts) -> None:
         """Replace thresholds and receivers: alerts are cleared, and raised again by the next measurements. The same
@@ -156,11 +158,7 @@ class Monitor:
         """Write the minutes changed since the last write, the current one included."""
         if self._minutes is None:
             return
-
-        def changed(ledger: Ledger, now: int) -> tuple[int, list[tuple[int, str, bytes]]]:
-            return now, self.histories.written_rows(self._written_ms)
-
-        now, rows = await self._read(changed)
+        now, rows = await self._read(lambda ledger, now: (now, self.histories.written_rows(self._written_ms)))
         keep_ms = self._retention_ms
         before_ms = now - keep_ms if self._cutoff_ms is None else self._cutoff_ms(keep_ms)
         if await asyncio.to_thread(self._minutes.write, rows, before_ms=before_ms):
@@ -181,30 +179,28 @@ class Monitor:
         return await self._read(summarise)
 
     async def trend(self, node: str, resource: str, window: int | None = None) -> ResourceTrend:
-        """Where a resource of a node is going. NotFound where there is no such node."""
+        """Trend of a resource of a node. Raises NotFound for an unknown node."""
 
         def question(ledger: Ledger, now: int) -> ResourceTrend:
-            _require_node(ledger, node)
-            self.poll(ledger, now)
+            self._poll_for(node, ledger, now)
             return self.histories.trend(node, resource, now, window)
 
         return await self._read(question)
 
     async def readings(self, ahead_ms: int = 0, *, only: Collection[str] | None = None) -> tuple[PressureReading, ...]:
-        """The pressure on every node, with `ahead_ms` also its forecast, or `only` that of some; unknown nodes have no
-        numbers."""
-
-        now, found = await self._read(lambda ledger, now: (now, self.readings_now(ledger, now)))
+        """The pressure on every node; unknown nodes have no numbers. `ahead_ms` adds forecasts, to the nodes in `only`
+        if it is given."""
+        now, measured = await self._read(lambda ledger, now: (now, self.readings_now(ledger, now)))
         if not ahead_ms:
-            return found
-        forecast: list[PressureReading] = []
-        for one in found:
-            if only is not None and one.node not in only:
-                forecast.append(one)
-                continue
-            forecast.append(self.histories.with_forecasts(one, now, ahead_ms))
-            await asyncio.sleep(0)  # a forecast takes its time: others go first
-        return tuple(forecast)
+            return measured
+        readings: list[PressureReading] = []
+        for reading in measured:
+            if only is None or reading.node in only:
+                readings.append(self.histories.with_forecasts(reading, now, ahead_ms))
+                await asyncio.sleep(0)  # forecasts are slow: other tasks run in between
+            else:
+                readings.append(reading)
+        return tuple(readings)
 
     def readings_now(self, ledger: Ledger, now: int) -> tuple[PressureReading, ...]:
         """The pressure on every node, within a read of the ledger."""
@@ -223,11 +219,22 @@ class Monitor:
     async def rebalancing(self) -> RebalancingSummary:
         """Recent rebalances, and the open recommendations."""
         await asyncio.to_thread(self._counters.catch_up)
-        figures = await self.scheduling()
-        held, advised = await self._read(lambda ledger, now: count_automatic(ledger))
-        return rebalancing_summary(
-            figures["rebalances_per_hour"], self._counters.rebalances, held=held, recommended=advised
-        )
+        figures, totals = await self.scheduling(), self._counters.rebalances
+
+        def question(ledger: Ledger, now: int) -> tuple[int, int]:
+            advised = sum(state.advice is not None for state in ledger.rebalance_states.values())
+            return len(automatic_leases(ledger)), advised
+
+        held, advised = await self._read(question)
+        return {
+            "rebalances_per_hour": figures["rebalances_per_hour"],
+            "asked": totals["asked"],
+            "refused": totals["refused"],
+            "used": totals["used"],
+            "given_back": totals["given_back"],
+            "automatic_leases": held,
+            "recommendations": advised,
+        }
 
     async def scheduling(self) -> SchedulingFigures:
         now = await self._read(lambda ledger, now: now)
@@ -237,8 +244,7 @@ class Monitor:
         """The last `minutes` minutes of a node. Raises NotFound for an unknown node."""
 
         def question(ledger: Ledger, now: int) -> list[MinuteRow]:
-            _require_node(ledger, node)
-            self.poll(ledger, now)
+            self._poll_for(node, ledger, now)
             return self.histories.minutes(node, now, minutes, self._offset_ms())
 
         return await self._read(question)
@@ -252,9 +258,3 @@ class Monitor:
         counters, figures = self._counters, await self.scheduling()
         counted = (dict(counters.events), dict(counters.outcomes), dict(counters.rebalances))
         return await asyncio.to_thread(exposition, reading, *counted, figures, dict(counters.moves))
-
-
-def _require_node(ledger: Ledger, node: str) -> None:
-    if node not in ledger.nodes:
-        known = ", ".join(sorted(ledger.nodes)) or "none"
-        raise NotFound(f"no node is called {node}; the nodes are: {known}")

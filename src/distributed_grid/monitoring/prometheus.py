@@ -27,18 +27,18 @@ from distributed_grid.monitoring.snapshots import fresh_usage, heartbeat_age_sec
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 NODE_GAUGES = {
-    "grid_node_up": "Whether the node was heard from of late; 0 is unknown, not idle.",
-    "grid_node_heartbeat_age_seconds": "How long ago the node was heard from.",
-    "grid_node_cpu_capacity_cores": "Cores the node has.",
-    "grid_node_memory_capacity_bytes": "Memory the node has.",
-    "grid_node_gpu_capacity_devices": "GPUs the node has.",
+    "grid_node_up": "1 for a node with a recent heartbeat; 0 is unknown, not idle.",
+    "grid_node_heartbeat_age_seconds": "Age of the latest heartbeat of the node.",
+    "grid_node_cpu_capacity_cores": "Cores of the node.",
+    "grid_node_memory_capacity_bytes": "Memory of the node.",
+    "grid_node_gpu_capacity_devices": "GPUs of the node.",
     "grid_node_cpu_used_ratio": "Part of the cores in use, by anybody.",
     "grid_node_cpu_outside_ratio": "Part of the cores in use by others than the grid.",
     "grid_node_memory_used_bytes": "Memory in use, by anybody.",
     "grid_node_memory_outside_bytes": "Memory in use by others than the grid.",
-    "grid_node_gpu_used_ratio": "How busy the GPUs are on average.",
+    "grid_node_gpu_used_ratio": "Mean use of the GPUs.",
     "grid_node_gpu_memory_used_bytes": "GPU memory in use, over all devices.",
-    "grid_node_pressure_ratio": "How hard the node works: CPU 30 %, memory 30 %, GPU 40 %.",
+    "grid_node_pressure_ratio": "Weighted use of the node: CPU 30 %, memory 30 %, GPU 40 %.",
     "grid_node_cpu_lent_cores": "Cores that leases hold.",
     "grid_node_memory_lent_bytes": "Memory that leases hold.",
     "grid_node_gpu_lent_devices": "GPUs that leases hold.",
@@ -49,7 +49,7 @@ NODE_GAUGES = {
 
 
 class MetricsReading(Struct, frozen=True):
-    """The numbers of one moment, taken out of the ledger so that writing them out need not hold it up."""
+    """Figures of the ledger at one moment; the text is made from them outside the ledger's queue."""
 
     nodes: list[tuple[str, str, dict[str, float]]]
     leases: Mapping[str, int]
@@ -60,7 +60,7 @@ class MetricsReading(Struct, frozen=True):
 
 
 def read_ledger(ledger: Ledger, now: int, alerts: Iterable[tuple[str, str]] = ()) -> MetricsReading:
-    """The numbers of this moment; `alerts` are the nodes and resources with an alert."""
+    """`alerts` are the nodes and resources with a raised alert."""
     return MetricsReading(
         nodes=[(name, str(node.state), _node(ledger, name, now)) for name, node in ledger.nodes.items()],
         leases=Counter(str(lease.state) for lease in ledger.leases.values()),
@@ -115,16 +115,27 @@ def exposition(
     moves: Mapping[str, int] | None = None,
 ) -> bytes:
     """Text of a scrape: a reading of the ledger, the counts since the start, and the scheduling figures."""
+    families = [*_gauges(reading), *_counters(events, outcomes, rebalances or {}, moves or {})]
+    if figures is not None:
+        for name, (text, value) in {
+            "grid_task_time_mean_seconds": ("Mean run time of jobs.", figures["task_time_mean_seconds"]),
+            "grid_task_time_p95_seconds": (
+                "Run time that 19 of 20 jobs did not exceed.",
+                figures["task_time_p95_seconds"],
+            ),
+            "grid_resource_efficiency_ratio": ("CPU time used of core time held.", figures["resource_efficiency"]),
+            "grid_allocation_success_ratio": ("Part of the requests granted.", figures["allocation_success_rate"]),
+            "grid_rebalances_per_hour": ("Rebalances in the last hour.", figures["rebalances_per_hour"]),
+        }.items():
+            if value is not None:
+                families.append(GaugeMetricFamily(name, text, value=value))
     registry = CollectorRegistry()
-    counted = _counters(events, outcomes, rebalances or {}, moves or {})
-    registry.register(
-        _FixedCollector([*_gauges(reading), *counted, *(_scheduling(figures) if figures is not None else ())])
-    )
+    registry.register(_FixedCollector(families))
     return generate_latest(registry)
 
 
 class _FixedCollector(Collector):
-    """A collector of metric families that are made already."""
+    """Collector of given metric families."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -136,23 +147,23 @@ class _FixedCollector(Collector):
 def _gauges(reading: MetricsReading) -> Iterable[Metric]:
     yield InfoMetricFamily("grid_build", "The control plane.", {"version": __version__})
     families = {name: GaugeMetricFamily(name, text, labels=["node"]) for name, text in NODE_GAUGES.items()}
-    states = GaugeMetricFamily("grid_node_state", "The state a node is in has 1.", labels=["node", "state"])
+    states = GaugeMetricFamily("grid_node_state", "1 for the current state of a node.", labels=["node", "state"])
     for name, state, gauges in reading.nodes:
         for key, value in gauges.items():
             families[f"grid_node_{key}"].add_metric([name], value)
-        for one in NodeState:
-            states.add_metric([name, str(one)], state == one)
+        for node_state in NodeState:
+            states.add_metric([name, str(node_state)], state == node_state)
     yield from families.values()
     yield states
-    leases = GaugeMetricFamily("grid_leases", "Leases that are asked for or held.", labels=["state"])
+    leases = GaugeMetricFamily("grid_leases", "Leases that are requested or held.", labels=["state"])
     for lease_state in LeaseState:
         if lease_state is not LeaseState.ENDED:
             leases.add_metric([str(lease_state)], reading.leases.get(str(lease_state), 0))
-    jobs = GaugeMetricFamily("grid_jobs", "Jobs that are not over.", labels=["state"])
+    jobs = GaugeMetricFamily("grid_jobs", "Jobs that have not ended.", labels=["state"])
     for job_state in JobState:
         if job_state is not JobState.ENDED:
             jobs.add_metric([str(job_state)], reading.jobs.get(str(job_state), 0))
-    moves = GaugeMetricFamily("grid_moves", "Moves that go on.", labels=["state"])
+    moves = GaugeMetricFamily("grid_moves", "Moves that have not ended.", labels=["state"])
     for move_state in dict.fromkeys(state for state, _ in MOVE_TRANSITIONS):
         moves.add_metric([str(move_state)], reading.moves.get(str(move_state), 0))
     yield leases
@@ -168,7 +179,7 @@ def _gauges(reading: MetricsReading) -> Iterable[Metric]:
 def _counters(
     events: Mapping[str, int], outcomes: Mapping[str, int], rebalances: Mapping[str, int], ends: Mapping[str, int]
 ) -> Iterable[Metric]:
-    ended = CounterMetricFamily("grid_jobs_ended", "Jobs that are over, by outcome.", labels=["outcome"])
+    ended = CounterMetricFamily("grid_jobs_ended", "Ended jobs, by outcome.", labels=["outcome"])
     for outcome, count in sorted(outcomes.items()):
         ended.add_metric([outcome], count)
     yield ended
@@ -176,25 +187,13 @@ def _counters(
     for kind, count in sorted(events.items()):
         lines.add_metric([kind], count)
     yield lines
-    done = CounterMetricFamily("grid_rebalances", "Automatic leases, by what became of them.", labels=["action"])
+    done = CounterMetricFamily("grid_rebalances", "Automatic leases, by action.", labels=["action"])
     for action in ACTIONS:
         done.add_metric([action], rebalances.get(action, 0))
     yield done
     advised = events.get("recommended", 0)
     yield CounterMetricFamily("grid_recommendations", "Recommendations to move work.", value=advised)
-    moves = CounterMetricFamily("grid_moves_ended", "Moves that are over, by how they ended.", labels=["end"])
+    moves = CounterMetricFamily("grid_moves_ended", "Ended moves, by end.", labels=["end"])
     for end in MoveEnd:
         moves.add_metric([str(end)], ends.get(str(end), 0))
     yield moves
-
-
-def _scheduling(figures: SchedulingFigures) -> Iterable[Metric]:
-    for name, (text, value) in {
-        "grid_task_time_mean_seconds": ("How long jobs ran, on average.", figures["task_time_mean_seconds"]),
-        "grid_task_time_p95_seconds": ("How long 19 of 20 jobs ran at most.", figures["task_time_p95_seconds"]),
-        "grid_resource_efficiency_ratio": ("CPU time used of core time held.", figures["resource_efficiency"]),
-        "grid_allocation_success_ratio": ("Part of the requests that were served.", figures["allocation_success_rate"]),
-        "grid_rebalances_per_hour": ("Rebalances in the last hour.", figures["rebalances_per_hour"]),
-    }.items():
-        if value is not None:
-            yield GaugeMetricFamily(name, text, value=value)

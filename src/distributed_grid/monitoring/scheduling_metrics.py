@@ -1,7 +1,7 @@
-"""Metrics out of the audit trail: how well requests are served, event counters, and rebalancing.
+"""Metrics out of the audit trail: figures of scheduling, and event counters.
 
-They are read from the audit trail and the rows of ended jobs, so `SchedulingMetrics` survives a restart; only what is
-new is read, and memory is bounded: the last 1,000 jobs and a day of minutes. An unknown figure is None, not zero.
+They are read from the audit trail and the rows of ended jobs, so `SchedulingMetrics` survives a restart; only new
+events are read, and memory is bounded: the last 1,000 jobs and a day of minutes. An unknown figure is None, not zero.
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from distributed_grid.api.answers.metrics import RebalancingSummary, SchedulingFigures
+from distributed_grid.api.answers.metrics import SchedulingFigures
 from distributed_grid.domain.jobs import Job
-from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import ASKED, AUTOMATIC_PREFIX, GIVEN_BACK, GRID_USER
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.ports import EventRow, Store
-from distributed_grid.scheduling.pressure.scan import automatic_leases
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 MAX_JOBS = 1_000
-MAX_FIRST_EVENTS = 20_000  # where to begin: so many of the newest events, none older than a day
+MAX_FIRST_EVENTS = 20_000  # the first read: the newest events, none older than a day
 BATCH = 1_000
-MAX_BATCHES = 100  # per call; where more has happened, the next call goes on from there
+MAX_BATCHES = 100  # per call; the next call reads the rest
 GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED = "granted", "refused", "withdrawn", "stopped", "rebalanced"
 MOVE_ENDED = "move-ended"
 TYPES = (GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED)
@@ -55,7 +53,15 @@ class SchedulingMetrics:
     def read(self, now: int) -> SchedulingFigures:
         """The figures at this moment; blocks while it reads new events."""
         with self._lock:
-            self._catch_up(now)
+            if self._seq is None:
+                newest = self._store.events(limit=1, newest=True)
+                self._seq = newest[-1].seq if newest else 0
+                self._count(self._store.events(since_ms=now - DAY_MS, types=TYPES, limit=MAX_FIRST_EVENTS, newest=True))
+            for _ in range(MAX_BATCHES):
+                rows = self._store.events(after_seq=self._seq, types=TYPES, limit=BATCH)
+                self._count(rows)
+                if len(rows) < BATCH:
+                    break
             while self._minutes and (self._minutes[0][0] + 1) * MINUTE_MS <= now - DAY_MS:
                 self._minutes.popleft()
             while self._runs and self._runs[0].ended_at_ms <= now - DAY_MS:
@@ -80,32 +86,19 @@ class SchedulingMetrics:
                 "rebalances_per_hour": last_hour,
             }
 
-    def _catch_up(self, now: int) -> None:
-        if self._seq is None:
-            newest = self._store.events(limit=1, newest=True)
-            self._seq = newest[-1].seq if newest else 0
-            self._count(self._store.events(since_ms=now - DAY_MS, types=TYPES, limit=MAX_FIRST_EVENTS, newest=True))
-        for _ in range(MAX_BATCHES):
-            rows = self._store.events(after_seq=self._seq, types=TYPES, limit=BATCH)
-            self._count(rows)
-            if len(rows) < BATCH:
-                return
-
     def _count(self, rows: Sequence[EventRow]) -> None:
         for row in rows:
-            is_grids = row.user == GRID_USER and row.subject.startswith(AUTOMATIC_PREFIX)
             if row.type == REBALANCED:
                 is_counted = _data(row).get("action") in (ASKED, GIVEN_BACK)
+            elif row.type == STOPPED or (row.user == GRID_USER and row.subject.startswith(AUTOMATIC_PREFIX)):
+                is_counted = False
             else:
-                is_counted = (
-                    row.type != STOPPED and not is_grids and not (row.type == REFUSED and "about" in _data(row))
-                )
+                is_counted = row.type != REFUSED or "about" not in _data(row)
             if is_counted:
-                kind = row.type
                 minute = row.at_ms // MINUTE_MS
                 if not self._minutes or self._minutes[-1][0] < minute:
                     self._minutes.append((minute, Counter()))
-                self._minutes[-1][1][kind] += 1
+                self._minutes[-1][1][row.type] += 1
             self._seq = max(self._seq or 0, row.seq)
         ended = [row for row in rows if row.type == STOPPED]
         for row in ended[-self._max_jobs :]:
@@ -173,22 +166,3 @@ class EventCounters:
                 self._seq = row.seq
             if len(rows) < BATCH:
                 return
-
-
-def count_automatic(ledger: Ledger) -> tuple[int, int]:
-    """Numbers of held automatic leases and of open recommendations."""
-    advised = sum(1 for balance in ledger.rebalance_states.values() if balance.advice is not None)
-    return len(automatic_leases(ledger)), advised
-
-
-def rebalancing_summary(hourly: int, totals: Mapping[str, int], *, held: int, recommended: int) -> RebalancingSummary:
-    """The summary, computed from the counters."""
-    return {
-        "rebalances_per_hour": hourly,
-        "asked": totals.get("asked", 0),
-        "refused": totals.get("refused", 0),
-        "used": totals.get("used", 0),
-        "given_back": totals.get("given_back", 0),
-        "automatic_leases": held,
-        "recommendations": recommended,
-    }

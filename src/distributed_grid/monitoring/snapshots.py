@@ -1,6 +1,6 @@
 """Node snapshots, the cluster summary and pressure readings, computed from the ledger.
 
-A node that was not heard from of late has no measurements at all (None): it is neither idle nor full. In the summary,
+A node without a recent heartbeat has no measurements at all (None): it is neither idle nor full. In the summary,
 total = used + idle + unknown for each resource, and pressure is that of the known nodes only.
 """
 
@@ -40,40 +40,36 @@ def heartbeat_age_seconds(seen: NodeObservation | None, now: int) -> float | Non
 
 def snapshots(ledger: Ledger, now: int, offset_ms: int = 0) -> list[ResourceSnapshot]:
     """All nodes of the ledger; `offset_ms` is the lead of the wall clock over the grid's time."""
-    return [_snapshot(ledger, node, now, offset_ms) for node in ledger.nodes.values()]
-
-
-def _snapshot(ledger: Ledger, node: Node, now: int, offset_ms: int) -> ResourceSnapshot:
-    seen = ledger.observations.get(node.name)
-    usage = fresh_usage(node, seen, now)
-    claims, has = ledger.claims_on(node.name), node.capacity
-    measured = usage is not None and bool(usage.gpus)
-    gpu = gpu_part(usage) if usage is not None else None
-    return ResourceSnapshot(
-        node_id=node.name,
-        state=str(node.state),
-        known=usage is not None,
-        timestamp=utc(seen.at_ms + offset_ms) if seen is not None and seen.at_ms else None,
-        seconds_since_heard=heartbeat_age_seconds(seen, now),
-        cpu_cores=has.cpu_milli / 1000,
-        memory_gb=gigabytes(has.memory_bytes),
-        gpus=len(has.gpus),
-        cpu_percent=_percent(cpu_part(usage)) if usage is not None else None,
-        cpu_outside_percent=usage.cpu_outside_milli / 10 if usage is not None else None,
-        memory_percent=_percent(memory_part(has, usage)) if usage is not None else None,
-        memory_used_gb=gigabytes(usage.memory_bytes) if usage is not None else None,
-        memory_outside_gb=gigabytes(usage.memory_outside_bytes) if usage is not None else None,
-        gpu_percent=_percent(gpu) if gpu is not None else None,
-        gpu_memory_used_gb=gigabytes(sum(g.in_use_bytes for g in usage.gpus)) if usage and measured else None,
-        pressure=pressure(has, usage) if usage is not None else None,
-        cpu_lent=claims.cpu_milli / 1000,
-        memory_lent_gb=gigabytes(claims.memory_bytes),
-        gpus_lent=sum(claims.gpu_milli.values()) / 1000,
-    )
-
-
-def _percent(part: float) -> float:
-    return round(100 * part, 1)
+    rows: list[ResourceSnapshot] = []
+    for node in ledger.nodes.values():
+        seen = ledger.observations.get(node.name)
+        usage = fresh_usage(node, seen, now)
+        claims, has = ledger.claims_on(node.name), node.capacity
+        measured = usage is not None and bool(usage.gpus)
+        gpu = gpu_part(usage) if usage is not None else None
+        row = ResourceSnapshot(
+            node_id=node.name,
+            state=str(node.state),
+            known=usage is not None,
+            timestamp=utc(seen.at_ms + offset_ms) if seen is not None and seen.at_ms else None,
+            seconds_since_heard=heartbeat_age_seconds(seen, now),
+            cpu_cores=has.cpu_milli / 1000,
+            memory_gb=gigabytes(has.memory_bytes),
+            gpus=len(has.gpus),
+            cpu_percent=round(100 * cpu_part(usage), 1) if usage is not None else None,
+            cpu_outside_percent=usage.cpu_outside_milli / 10 if usage is not None else None,
+            memory_percent=round(100 * memory_part(has, usage), 1) if usage is not None else None,
+            memory_used_gb=gigabytes(usage.memory_bytes) if usage is not None else None,
+            memory_outside_gb=gigabytes(usage.memory_outside_bytes) if usage is not None else None,
+            gpu_percent=round(100 * gpu, 1) if gpu is not None else None,
+            gpu_memory_used_gb=gigabytes(sum(g.in_use_bytes for g in usage.gpus)) if usage and measured else None,
+            pressure=pressure(has, usage) if usage is not None else None,
+            cpu_lent=claims.cpu_milli / 1000,
+            memory_lent_gb=gigabytes(claims.memory_bytes),
+            gpus_lent=sum(claims.gpu_milli.values()) / 1000,
+        )
+        rows.append(row)
+    return rows
 
 
 class _ResourceTotal:
@@ -138,25 +134,21 @@ def summarise(ledger: Ledger, now: int) -> ClusterSummary:
 
 
 def pressure_readings(ledger: Ledger, now: int) -> tuple[PressureReading, ...]:
-    """The pressure on every node, in the thousandths that rebalancing works with; an unknown node has no numbers."""
-    found = []
+    """The pressure on every node in thousandths, the unit of rebalancing; an unknown node has no numbers."""
+    readings = []
     for name, node in ledger.nodes.items():
         usage = fresh_usage(node, ledger.observations.get(name), now)
         if usage is None:
-            found.append(PressureReading(node=name))
+            readings.append(PressureReading(node=name))
             continue
         has, gpu = node.capacity, gpu_part(usage)
-        found.append(
+        readings.append(
             PressureReading(
                 node=name,
-                score=_milli(pressure(has, usage)),
-                memory=_milli(memory_part(has, usage)) if has.memory_bytes else None,
-                cpu=_milli(cpu_part(usage)),
-                gpu=_milli(gpu) if gpu is not None else None,
+                score=round(1000 * pressure(has, usage)),
+                memory=round(1000 * memory_part(has, usage)) if has.memory_bytes else None,
+                cpu=round(1000 * cpu_part(usage)),
+                gpu=round(1000 * gpu) if gpu is not None else None,
             )
         )
-    return tuple(found)
-
-
-def _milli(part: float) -> int:
-    return round(1000 * part)
+    return tuple(readings)

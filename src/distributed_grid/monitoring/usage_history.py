@@ -31,13 +31,13 @@ from distributed_grid.domain.resources import NOTHING, Capacity, ResourceType
 from distributed_grid.errors import BadInput
 from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 
-WINDOWS = (5, 15, 60)  # minutes: short-term changes, medium-term patterns, the long run
+WINDOWS = (5, 15, 60)  # minutes: short-term changes, medium-term patterns, long-term trends
 SHORTEST_WINDOW = 0.5  # minutes of the shortest window of a forecast: fifteen heartbeats
 POINTS = 60
 MIN_SAMPLES = 10
 MIN_POINTS = 6
 MIN_CHANGE = 0.02  # a change over the window that is smaller than this is no change, however certain
-CONFIDENCE_Z = 1.6449  # standard deviations on each side of what holds nine of ten
+CONFIDENCE_Z = 1.6449  # standard deviations on each side of a range that holds nine of ten
 SIGMA_PER_MAD = 1.4826
 
 Floats = npt.NDArray[np.float64]
@@ -55,11 +55,6 @@ class FittedLine(Struct, frozen=True):
     def values_at(self, at: Floats) -> Floats:
         return self.value + self.slope * (at - self.at)
 
-    def widened(self, factor: float) -> FittedLine:
-        low = self.slope - factor * (self.slope - self.slope_low)
-        high = self.slope + factor * (self.slope_high - self.slope)
-        return FittedLine(self.at, self.value, self.slope, low, high)
-
 
 def trend(minutes: Floats, values: Floats, *, now: float, window: float, horizon: float | None = None) -> Trend | None:
     """The trend of the samples in the window before `now`, or None where there are too few.
@@ -69,21 +64,34 @@ def trend(minutes: Floats, values: Floats, *, now: float, window: float, horizon
     times, values = _since_last_gap(minutes, values, now=now, window=window)
     if len(times) < MIN_SAMPLES or times[-1] - times[0] < window / 2:
         return None
-    at, points = _points(times, values)
+    at, points = times, values
+    if len(times) > POINTS:  # medians over equal parts of the time; a part without samples has no point
+        parts = np.minimum(((times - times[0]) / (times[-1] - times[0]) * POINTS).astype(int), POINTS - 1)
+        ordered = values[np.lexsort((values, parts))]
+        starts = np.flatnonzero(np.diff(parts, prepend=-1))
+        counts = np.diff(starts, append=len(parts))
+        below, above = starts + (counts - 1) // 2, starts + counts // 2
+        at, points = (times[below] + times[above]) / 2, (ordered[below] + ordered[above]) / 2
     if len(at) < MIN_POINTS:
         return None
     line = theil_sen(at, points)
     residuals = points - line.values_at(at)
-    line = line.widened(_correlation_factor(residuals))
+    # Each point resembles the one before, which widens the uncertainty by this factor; 1 for independent points.
+    energy = float(np.dot(residuals, residuals))
+    correlation = float(np.dot(residuals[1:], residuals[:-1])) / energy if energy > 0 else 0.0
+    correlation = min(max(correlation, 0.0), 0.9)
+    factor = math.sqrt((1 + correlation) / (1 - correlation))
+    slope_low = line.slope - factor * (line.slope - line.slope_low)
+    slope_high = line.slope + factor * (line.slope_high - line.slope)
     ahead = float(window if horizon is None else horizon)
     forecast = line.value + line.slope * (now + ahead - line.at)
     # How far a measurement may lie from the forecast: noise, and uncertainty of the line's level and slope.
     noise = CONFIDENCE_Z * _sigma(values - line.values_at(times))
-    level = CONFIDENCE_Z * _sigma(residuals) * _correlation_factor(residuals) * math.sqrt(math.pi / 2 / len(residuals))
-    tilt = max(line.slope_high - line.slope, line.slope - line.slope_low) * (now + ahead - line.at)
+    level = CONFIDENCE_Z * _sigma(residuals) * factor * math.sqrt(math.pi / 2 / len(residuals))
+    tilt = max(slope_high - line.slope, line.slope - slope_low) * (now + ahead - line.at)
     margin = math.sqrt(noise**2 + level**2 + tilt**2)
     change = line.slope * window
-    certain = line.slope_low > 0 or line.slope_high < 0
+    certain = slope_low > 0 or slope_high < 0
     direction: Direction = "steady"
     if certain and abs(change) >= MIN_CHANGE:
         direction = "rising" if change > 0 else "falling"
@@ -125,26 +133,6 @@ def _since_last_gap(minutes: Floats, values: Floats, *, now: float, window: floa
     return times[start:], kept[start:]
 
 
-def _points(times: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """At most 60 points: medians over equal parts of the time; a part without samples has none."""
-    if len(times) <= POINTS:
-        return times, values
-    parts = np.minimum(((times - times[0]) / (times[-1] - times[0]) * POINTS).astype(int), POINTS - 1)
-    ordered = values[np.lexsort((values, parts))]
-    starts = np.flatnonzero(np.diff(parts, prepend=-1))
-    counts = np.diff(starts, append=len(parts))
-    below, above = starts + (counts - 1) // 2, starts + counts // 2
-    return (times[below] + times[above]) / 2, (ordered[below] + ordered[above]) / 2
-
-
-def _correlation_factor(residuals: Floats) -> float:
-    """How much wider the uncertainty is because each point resembles the one before; 1 for independent ones."""
-    energy = float(np.dot(residuals, residuals))
-    correlation = float(np.dot(residuals[1:], residuals[:-1])) / energy if energy > 0 else 0.0
-    correlation = min(max(correlation, 0.0), 0.9)
-    return math.sqrt((1 + correlation) / (1 - correlation))
-
-
 def _sigma(residuals: Floats) -> float:
     """Standard deviation estimated from the median deviation, so that outliers do not widen it."""
     return SIGMA_PER_MAD * float(np.median(np.abs(residuals - np.median(residuals))))
@@ -159,7 +147,7 @@ MIN_SAMPLE_GAP_MS = 1_500
 """Heartbeats that come nearer together than this only count for their minute, so that an hour stays an hour."""
 MINUTE_ROWS = 1_440
 MINUTE_MS = 60_000
-UNMEASURED = 0xFFFF  # the busy thousandths of GPUs that nobody measured
+UNMEASURED = 0xFFFF  # busy thousandths of unmeasured GPUs
 _MAX_MILLI = 0xFFFE
 _MAX_BYTES = 2**62
 
@@ -178,30 +166,26 @@ _Numbers = tuple[int, ...]
 class Ring:
     """The last rows of a fixed number, in the order of their time."""
 
-    __slots__ = ("_length", "_next", "_rows")
+    __slots__ = ("_length", "_next", "rows")
 
     def __init__(self, kind: np.dtype[np.void], size: int) -> None:
-        self._rows: Rows = np.zeros(size, kind)
+        self.rows: Rows = np.zeros(size, kind)
         self._next = 0
         self._length = 0
 
     def add(self, row: tuple[int, ...]) -> None:
         """Append a row, overwriting the oldest."""
-        self._rows[self._next] = row
-        self._next = (self._next + 1) % len(self._rows)
-        self._length = min(self._length + 1, len(self._rows))
+        self.rows[self._next] = row
+        self._next = (self._next + 1) % len(self.rows)
+        self._length = min(self._length + 1, len(self.rows))
 
     def since(self, at_ms: int) -> Rows:
         """A copy of the rows from that moment on, oldest first."""
-        if self._length < len(self._rows):
-            rows = self._rows[: self._length]
+        if self._length < len(self.rows):
+            rows = self.rows[: self._length]
         else:
-            rows = np.concatenate((self._rows[self._next :], self._rows[: self._next]))
+            rows = np.concatenate((self.rows[self._next :], self.rows[: self._next]))
         return rows[np.searchsorted(rows["at_ms"], at_ms) :].copy()
-
-    @property
-    def size_bytes(self) -> int:
-        return self._rows.nbytes
 
 
 class NodeHistory:
@@ -212,6 +196,7 @@ class NodeHistory:
         self.minutes = Ring(MINUTE, minute_rows)
         self.last_ms = 0
         self._sampled_ms = -MIN_SAMPLE_GAP_MS
+        self._count = 0
         self._begin(0)
 
     def add(self, usage: Usage, at_ms: int) -> bool:
@@ -219,7 +204,6 @@ class NodeHistory:
         if at_ms <= self.last_ms:
             return False
         if at_ms - self._begin_ms >= MINUTE_MS:
-            self._end_minute()
             self._begin(at_ms - at_ms % MINUTE_MS)
         self.last_ms = at_ms
         # A measurement in the order of `FIELDS`, clamped to the bounds of a row: agents are not trusted.
@@ -252,14 +236,13 @@ class NodeHistory:
         return True
 
     def _begin(self, at_ms: int) -> None:
+        """Begin a minute; the one before becomes a row if it has heartbeats."""
+        if self._count:
+            self.minutes.add(self._minute())
         self._begin_ms = at_ms
         self._count = self._gpu_count = 0
         self._sums = [0] * len(FIELDS)
         self._max = [0] * len(FIELDS)
-
-    def _end_minute(self) -> None:
-        if self._count:
-            self.minutes.add(self._minute())
 
     def _minute(self) -> tuple[int, ...]:
         means = [total // self._count for total in self._sums]
@@ -276,7 +259,6 @@ class NodeHistory:
             begin_ms = int(row["at_ms"])
             if begin_ms - self._begin_ms < MINUTE_MS:
                 continue
-            self._end_minute()
             self._begin(begin_ms)
             self._count = int(row["samples"])
             self._gpu_count = self._count if row["gpu"] != UNMEASURED else 0
@@ -288,47 +270,47 @@ class NodeHistory:
 
     def written_rows(self, since_ms: int) -> list[tuple[int, bytes]]:
         """The minutes that began at that moment or later, as (begin, row), the current one included."""
-        rows = list(self.minutes.since(since_ms))
+        return [(int(row["at_ms"]), row.tobytes()) for row in self._minutes_since(since_ms)]
+
+    def _minutes_since(self, since_ms: int) -> Rows:
+        rows = self.minutes.since(since_ms)
         if self._count and self._begin_ms >= since_ms:
-            rows.append(np.array([self._minute()], MINUTE)[0])
-        return [(int(row["at_ms"]), row.tobytes()) for row in rows]
+            rows = np.append(rows, np.array([self._minute()], MINUTE))
+        return rows
 
     def minute_rows(self, since_ms: int, offset_ms: int = 0) -> list[MinuteRow]:
         """The minutes that began at that moment or later, the current one included.
 
         `offset_ms` is the lead of the wall clock over the grid's time.
         """
-        rows = [_minute_row(row.tolist(), offset_ms) for row in self.minutes.since(since_ms)]
-        if self._count and self._begin_ms >= since_ms:
-            rows.append(_minute_row(self._minute(), offset_ms))
+        rows: list[MinuteRow] = []
+        for row in self._minutes_since(since_ms):
+            at_ms, samples, cpu, cpu_outside, gpu, memory, memory_outside, gpu_memory, *highest = row.tolist()
+            cpu_max, _, gpu_max, memory_max, _, _ = highest
+            is_measured = gpu != UNMEASURED
+            minute = MinuteRow(
+                time=utc(at_ms + offset_ms),
+                samples=samples,
+                cpu_percent=cpu / 10,
+                cpu_percent_max=cpu_max / 10,
+                cpu_outside_percent=cpu_outside / 10,
+                memory_used_gb=gigabytes(memory),
+                memory_used_gb_max=gigabytes(memory_max),
+                memory_outside_gb=gigabytes(memory_outside),
+                gpu_percent=gpu / 10 if is_measured else None,
+                gpu_percent_max=gpu_max / 10 if is_measured else None,
+                gpu_memory_used_gb=gigabytes(gpu_memory) if is_measured else None,
+            )
+            rows.append(minute)
         return rows
 
     @property
     def size_bytes(self) -> int:
-        return self.samples.size_bytes + self.minutes.size_bytes
+        return self.samples.rows.nbytes + self.minutes.rows.nbytes
 
 
 def _clamp(number: int, high: int) -> int:
     return 0 if number < 0 else min(number, high)
-
-
-def _minute_row(row: tuple[int, ...], offset_ms: int) -> MinuteRow:
-    at_ms, samples, cpu, cpu_outside, gpu, memory, memory_outside, gpu_memory = row[:8]
-    cpu_max, _, gpu_max, memory_max, _, _ = row[8:]
-    measured = gpu != UNMEASURED
-    return MinuteRow(
-        time=utc(at_ms + offset_ms),
-        samples=samples,
-        cpu_percent=cpu / 10,
-        cpu_percent_max=cpu_max / 10,
-        cpu_outside_percent=cpu_outside / 10,
-        memory_used_gb=gigabytes(memory),
-        memory_used_gb_max=gigabytes(memory_max),
-        memory_outside_gb=gigabytes(memory_outside),
-        gpu_percent=gpu / 10 if measured else None,
-        gpu_percent_max=gpu_max / 10 if measured else None,
-        gpu_memory_used_gb=gigabytes(gpu_memory) if measured else None,
-    )
 
 
 class ClusterHistory:
@@ -353,10 +335,9 @@ class ClusterHistory:
         by_node: dict[str, list[bytes]] = {}
         for node, row in rows:
             by_node.setdefault(node, []).append(row)
-        for node, kept in by_node.items():
-            self._histories.setdefault(node, NodeHistory(self._minute_rows)).restore(
-                np.frombuffer(b"".join(kept), MINUTE)
-            )
+        for node, minutes in by_node.items():
+            history = self._histories.setdefault(node, NodeHistory(self._minute_rows))
+            history.restore(np.frombuffer(b"".join(minutes), MINUTE))
 
     def written_rows(self, since_ms: int) -> list[tuple[int, str, bytes]]:
         """The minutes of all nodes that began at that moment or later, as `MinuteStore.write` takes them."""
@@ -380,7 +361,6 @@ class ClusterHistory:
         return levels
 
     def forget(self, node: str) -> None:
-        """Drop the history of a node; dropping it twice is harmless."""
         self._histories.pop(node, None)
         self._capacities.pop(node, None)
 
@@ -388,7 +368,7 @@ class ClusterHistory:
         return list(self._histories)
 
     def trend(self, node: str, resource: str, now: int, window: int | None = None) -> ResourceTrend:
-        """Where a resource is going, over one window (minutes) or all of them."""
+        """Trend of a resource over one window (minutes) or all of them."""
         kind = _kind(resource)
         if window is not None and window not in WINDOWS:
             raise BadInput(f"no window of {window} minutes: use 5, 15 or 60")
@@ -396,11 +376,11 @@ class ClusterHistory:
         if history is None or now - history.last_ms > SUSPECT_AFTER_MS:
             return ResourceTrend(node, str(kind))
         times, values = self._recent(node, history, kind, now, max(WINDOWS))
-        found: dict[int, Trend | None] = {
-            minutes: trend(times, values, now=0.0, window=minutes) for minutes in WINDOWS if window in (None, minutes)
-        }
+        trends = [
+            trend(times, values, now=0.0, window=minutes) if window in (None, minutes) else None for minutes in WINDOWS
+        ]
         current = round(min(float(values[-1]), 1.0), 4) if len(values) else None
-        return ResourceTrend(node, str(kind), current, *(found.get(minutes) for minutes in WINDOWS))
+        return ResourceTrend(node, str(kind), current, *trends)
 
     def forecast(self, node: str, resource: str, now: int, ahead_minutes: float) -> Trend | None:
         """Forecast of a resource in `ahead_minutes`, by the shortest window that looks as far back. For the next

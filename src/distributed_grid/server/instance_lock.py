@@ -64,7 +64,7 @@ class InstanceLock:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the lock file was removed, and with it the state directory: the next daemon will not find this."""
+        """True if the lock file was removed, and with it the state directory: no other daemon finds this one."""
         return self._lock >= 0 and os.fstat(self._lock).st_nlink == 0
 
     def unlink_socket(self) -> None:

@@ -386,9 +386,10 @@ def hang_up(caller: socket.socket) -> None:
 def test_no_server_holds_a_call_beyond_its_deadline(behaves: Callable[[socket.socket], None], says: str) -> None:
     with a_server_that(behaves) as address:
         began = time.monotonic()
+        deadline_seconds = 0.3 if says == "no answer within" else 10
         with pytest.raises(WebhookFailed, match=says) as failed:
-            asyncio.run(Webhook(address).post(b"{}", deadline_seconds=0.3))
-        assert time.monotonic() - began < 2
+            asyncio.run(Webhook(address).post(b"{}", deadline_seconds=deadline_seconds))
+        assert time.monotonic() - began < deadline_seconds + 2
         assert failed.value.retryable
 
 

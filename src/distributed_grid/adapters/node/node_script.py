@@ -153,7 +153,7 @@ def inspect(request: Map, source: BinaryIO) -> Map:
 
 
 def is_complete(version: str) -> bool:
-    """Whether every file of a version is there in its full size; a crash may have cut some short."""
+    """True if every file of a version is there in its full size; a crash may have cut some short."""
     try:
         files = json.loads(read_text(VERSIONS, version, "files.json"))["files"]
         root = os.path.join(VERSIONS, version)
@@ -430,7 +430,7 @@ def retire(request: Map, source: BinaryIO) -> Map:
 
 
 def stop_agent(folder: str) -> bool:
-    """Ask the agent to go, insist when it does not; whether there was one."""
+    """End the agent, first by a request, then by a kill; True if there was one."""
     pids = [agent_pid(folder), *starting_agents(folder)]
     for pid in filter(None, pids):
         end_process(pid)

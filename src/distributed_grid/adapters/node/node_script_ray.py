@@ -518,7 +518,7 @@ def stop_processes(note: Map, is_orphaned: bool = False) -> int:
 
 
 def has_head(note: Map, programs: Iterable[str]) -> bool:
-    """Whether the head of what was begun under a note is there, as far as it can be seen from here."""
+    """True if the head of a noted start is there, as far as this node can see."""
     if note.get("role") == "head":
         return "gcs_server" in programs
     head = head_address(note.get("parameters", {}).get("options", []))

@@ -263,7 +263,7 @@ class GpuProbe:
         return otherwise() if callable(otherwise) else otherwise
 
     def _is_open(self) -> bool:
-        """Whether NVML can be queried, after opening it when that is due."""
+        """True if NVML can be queried; opens it when that is due."""
         if self._nvml is not None and not self._device_problems:
             return True
         now = self._monotonic()

@@ -253,7 +253,7 @@ def _unix_peers() -> dict[int, int]:
 
 
 def _take_peers(data: bytes, peers: dict[int, int]) -> bool:
-    """Take in one datagram of a dump; whether more will come."""
+    """Take in one datagram of a dump; True if more will come."""
     offset = 0
     while offset + _HEADER.size <= len(data):
         length, kind, *_ = _HEADER.unpack_from(data, offset)

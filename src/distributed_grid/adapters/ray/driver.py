@@ -49,7 +49,7 @@ Endpoint = tuple[str, int]
 
 
 class ProbeResult(Struct, frozen=True):
-    """Whether the cluster wants a token (None: it did not say), whether it accepts ours, and its version of Ray."""
+    """Answer of a cluster: a token is wanted (None: unknown), ours is accepted, and the version of Ray."""
 
     wants_token: bool | None = None
     accepts: bool = True

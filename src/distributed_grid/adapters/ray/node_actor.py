@@ -113,7 +113,7 @@ class NodeActor:
         return data
 
     async def write(self, holder: str, number: int, data: bytes) -> bool:
-        """Send on a stream, and return when there is room for more; whether the other side still takes it."""
+        """Send on a stream, and return when there is room for more; True if the other side still takes it."""
         self._check_holder(holder)
         if number not in self._streams:
             return False

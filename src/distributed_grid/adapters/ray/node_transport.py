@@ -90,7 +90,7 @@ class RayTransport(NodeTransport):
                 return data
 
     async def write(self, number: int, data: bytes) -> bool:
-        """Send on a stream, in pieces; whether the other side still takes it."""
+        """Send on a stream, in pieces; True if the other side still takes it."""
         for start in range(0, len(data), CHUNK_BYTES):
             if not await self.call("write", number, data[start : start + CHUNK_BYTES]):
                 return False

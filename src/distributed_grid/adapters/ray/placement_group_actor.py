@@ -159,7 +159,7 @@ class PlacementGroupActor:
             return True
 
     def _is_made(self, group: Any, deadline: float) -> bool:
-        """Whether a group was made; False as soon as Ray has found no room for it, because it would look again only
+        """True if a group was made; False as soon as Ray has found no room for it, because it would look again only
         after half a second."""
         polls = iter(FIRST_POLLS)
         while True:
@@ -265,7 +265,7 @@ class PlacementGroupActor:
         return groups
 
     def _is_ours(self, name: str) -> bool:
-        """Whether a group is in our own namespace: another grid's groups are not ours to remove."""
+        """True if a group is in our own namespace: another grid's groups are not ours to remove."""
         if name in self._made:
             return True
         try:

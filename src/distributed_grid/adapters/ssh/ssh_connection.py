@@ -156,7 +156,7 @@ class _KeyRing:
             raise NodeOperationFailed(f"the key {self._path} cannot be read: {failure.strerror}") from failure
 
     def _is_locked(self) -> bool:
-        """Whether the key has a passphrase: only then is a wrong one refused."""
+        """True if the key has a passphrase: only then is a wrong one refused."""
         try:
             asyncssh.read_private_key(self._path, passphrase="-")  # noqa: S106 (nobody's)
         except asyncssh.KeyEncryptionError:

@@ -351,9 +351,33 @@ def fold_step(db: sqlite3.Connection, *, before_ms: int, limit: int) -> int:
     folded: Folded = {}
     count = 0
     for kind in _kinds(db):
-        count += _fold_ended_of(db, kind, before_ms=before_ms, limit=limit - count, into=folded)
-    count += _fold_events(db, before_ms=before_ms, limit=limit - count, into=folded)
-    _add_to_summaries(db, folded)
+        rows = db.execute(
+            f"SELECT id, {ENDED_COLUMNS} FROM ended WHERE kind = ? AND ended_at_ms < ? ORDER BY ended_at_ms LIMIT ?",
+            (kind, before_ms, limit - count),
+        ).fetchall()
+        merge_totals(folded, fold_ended(EndedRow(*row) for _, *row in rows))
+        db.executemany("DELETE FROM ended WHERE id = ?", [(row[0],) for row in rows])
+        count += len(rows)
+    old_events = db.execute(
+        f"SELECT {EVENT_COLUMNS} FROM events WHERE at_ms < ? ORDER BY at_ms LIMIT ?", (before_ms, limit - count)
+    )
+    events = [EventRow(*row) for row in old_events]
+    merge_totals(folded, fold_events(events))
+    db.executemany("DELETE FROM events WHERE seq = ?", [(row.seq,) for row in events])
+    highest = max((row.seq for row in events), default=0)
+    db.execute("UPDATE marks SET value = max(value, ?) WHERE name = 'last_folded_event'", (highest,))
+    count += len(events)
+    for key, totals in folded.items():
+        before = db.execute(
+            f"SELECT {TOTAL_COLUMNS} FROM summaries"
+            " WHERE day = ? AND kind = ? AND user = ? AND node = ? AND reason = ? AND target = ?",
+            key,
+        ).fetchone()
+        rows_folded, *amounts = totals.plus(SummaryTotals(*map(int, before))) if before else totals
+        db.execute(
+            f"INSERT OR REPLACE INTO summaries ({KEY_COLUMNS}, {TOTAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*key, rows_folded, *map(str, amounts)),
+        )
     return count
 
 
@@ -366,37 +390,3 @@ def _kinds(db: sqlite3.Connection) -> list[str]:
         if kind is None:
             return kinds
         kinds.append(kind)
-
-
-def _fold_ended_of(db: sqlite3.Connection, kind: str, *, before_ms: int, limit: int, into: Folded) -> int:
-    rows = db.execute(
-        f"SELECT id, {ENDED_COLUMNS} FROM ended WHERE kind = ? AND ended_at_ms < ? ORDER BY ended_at_ms LIMIT ?",
-        (kind, before_ms, limit),
-    ).fetchall()
-    merge_totals(into, fold_ended(EndedRow(*row) for _, *row in rows))
-    db.executemany("DELETE FROM ended WHERE id = ?", [(row[0],) for row in rows])
-    return len(rows)
-
-
-def _fold_events(db: sqlite3.Connection, *, before_ms: int, limit: int, into: Folded) -> int:
-    rows = db.execute(f"SELECT {EVENT_COLUMNS} FROM events WHERE at_ms < ? ORDER BY at_ms LIMIT ?", (before_ms, limit))
-    events = [EventRow(*row) for row in rows]
-    merge_totals(into, fold_events(events))
-    db.executemany("DELETE FROM events WHERE seq = ?", [(row.seq,) for row in events])
-    highest = max((row.seq for row in events), default=0)
-    db.execute("UPDATE marks SET value = max(value, ?) WHERE name = 'last_folded_event'", (highest,))
-    return len(events)
-
-
-def _add_to_summaries(db: sqlite3.Connection, folded: Folded) -> None:
-    for key, totals in folded.items():
-        before = db.execute(
-            f"SELECT {TOTAL_COLUMNS} FROM summaries"
-            " WHERE day = ? AND kind = ? AND user = ? AND node = ? AND reason = ? AND target = ?",
-            key,
-        ).fetchone()
-        count, *amounts = totals.plus(SummaryTotals(*map(int, before))) if before else totals
-        db.execute(
-            f"INSERT OR REPLACE INTO summaries ({KEY_COLUMNS}, {TOTAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*key, count, *map(str, amounts)),
-        )

@@ -108,7 +108,7 @@ class SizingRow(Answer, frozen=True, kw_only=True):
     samples: int
     overruns: int
     may_outgrow: bool  # the memory is that of a lease that grows
-    reduced_from_gb: float | None  # what was learned, where the job got what was free after a long wait
+    reduced_from_gb: float | None  # the learned memory, if the job got the free rest after a long wait
 
     @classmethod
     def of(cls, job: Job) -> SizingRow | None:

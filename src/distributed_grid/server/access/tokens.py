@@ -45,7 +45,7 @@ def hash_of(secret: str) -> str:
 
 
 def secret_matches(secret: str, stored_hash: str) -> bool:
-    """Whether this is the secret of that hash, in the same time whatever the answer."""
+    """True if a secret has this hash; the comparison takes the same time for every secret."""
     return hmac.compare_digest(hash_of(secret), stored_hash)
 
 

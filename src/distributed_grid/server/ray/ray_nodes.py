@@ -141,7 +141,7 @@ class RayPorts:
             self._reserved.pop(port).close()
 
     def _reserve(self, port: int) -> bool:
-        """Whether no other clone has chosen a port: the name is free again when this process ends."""
+        """True if no other clone has chosen a port: the name is free again when this process ends."""
         if port not in self._reserved:
             held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:

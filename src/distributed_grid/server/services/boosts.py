@@ -164,7 +164,7 @@ class BoostService:
 
     @endpoint(USER, delete("/boosts/{name}", "boosts", name="boost_id"), keeps_config=True)
     async def release(self, op: requests.ReleaseBoost, caller: Caller) -> BoostDetail:
-        """Releasing what is over already is harmless; the answer says when it ended."""
+        """Releasing an ended boost is harmless; the answer says when it ended."""
         boost = await self.find(op.boost_id)
         answer = await self._leases.release(requests.ReleaseLease(boost.id, exact=True), caller)
         return BoostDetail(boost=await self._row(await self.find(boost.id)), already_ended_at=answer.already_ended_at)
@@ -183,7 +183,7 @@ class BoostService:
 
     @endpoint(USER)
     async def run(self, op: requests.RunInBoost, caller: Caller) -> JobDetail:
-        """Submit a command that runs with what a boost holds: a job under its lease, on the node that lends it."""
+        """Submit a command that runs with the resources of a boost: a job under its lease, on its source."""
         lease = await self.find(op.boost_id)
         user = caller.user if is_automatic(lease.request) else lease.request.user
         caller.must_own(user, f"the boost {lease.id}")
@@ -191,7 +191,7 @@ class BoostService:
 
     @endpoint(USER)
     async def run_in_lease(self, op: requests.RunInLease, caller: Caller) -> JobDetail:
-        """Submit a command that runs with what a lease holds, on its node."""
+        """Submit a command that runs with the resources of a lease, on its node."""
         lease = await find_lease(self._grid, op.allocation_id)
         caller.must_own(lease.request.user, f"the lease {lease.id}")
         return await self._run_within(lease, op, lease.request.user, caller, {})

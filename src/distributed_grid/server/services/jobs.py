@@ -79,7 +79,7 @@ class OutputSink(Protocol):
         """The next bytes of stdout or stderr."""
 
     async def skip(self, kind: bytes, dropped: int, message: str) -> None:
-        """So many bytes that follow were dropped by their node; a reader counts them as seen."""
+        """The next `dropped` bytes were dropped by their node; a reader counts them as seen."""
 
     async def notify(self, notice: JobNotice) -> None:
         """A change of the job, or the beginning of an attempt's output (with the number 0)."""
@@ -112,11 +112,11 @@ class OutputStream:
         self._finished: set[str] = set()
 
     def skip_to_tail(self, tail_bytes: int) -> None:
-        """Begin so many bytes before the end of each attempt's output."""
+        """Begin this many bytes before the end of each attempt's output."""
         self._tail = tail_bytes
 
     async def send_new(self, job: Job) -> bool:
-        """Send what is new; True if anything was. Raises Unreachable while an attempt's node is."""
+        """Send new output; True if there was any. Raises Unreachable while an attempt's node is."""
         anything = await self._send_attempts(job, job.attempts[:-1])
         for notice in await self._notices.read_new(job) if self._notices is not None else ():
             self._announced = max(self._announced, notice.attempt)

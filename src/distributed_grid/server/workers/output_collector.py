@@ -66,7 +66,7 @@ class Haul(Struct):
     limit_text: str = KEPT_LIMIT_TEXT
 
     def admits(self, name: str, size: int) -> bool:
-        """Whether a file may still come; one that may not is lost."""
+        """True if a file may still come; any other is recorded as lost."""
         if size <= self.room_bytes:
             return True
         self.lost.append(f"{name}: {self.limit_text}")
