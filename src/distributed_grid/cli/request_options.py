@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from distributed_grid.cli.command_line import FloatRange, Option, WordChoice
-from distributed_grid.client.job_payload import caller_node
-from distributed_grid.client.placement_arguments import parse_deadline
+from distributed_grid.client.placement_arguments import NODE_SPECIFIC, PlacementArguments, parse_deadline
+from distributed_grid.client.placement_arguments import placement_fields as request_fields
 from distributed_grid.errors import BadInput
 
 PRIORITIES = ("low", "normal", "medium", "high", "critical", "urgent")
@@ -91,8 +91,7 @@ job_options = (
 
 def placement_fields(options: dict[str, Any]) -> dict[str, Any]:
     named = options["node"]
-    insists = options["strategy"] == "node_specific"
-    if insists and not named:
+    if options["strategy"] == NODE_SPECIFIC and not named:
         raise BadInput("--strategy node_specific needs a node: -n NODE")
     if not math.isfinite(options["gpu_memory"]) or not math.isfinite(options["expects"]):
         raise BadInput("an amount or a time must be a number, not nan or inf")
@@ -103,18 +102,16 @@ def placement_fields(options: dict[str, Any]) -> dict[str, Any]:
             resources[kind] = float(amount)
         except ValueError:
             raise BadInput(f"--also needs TYPE=AMOUNT, such as memory=4, not {word!r}") from None
-    return {
-        "strategy": options["strategy"] or "",
-        "prefer": [] if insists else list(named),
-        "require": list(named) if insists else [],
-        "resources": resources,
-        "labels": list(options["label"]),
-        "gpu_models": list(options["gpu_model"]),
+    placing: PlacementArguments = {
+        "strategy": options["strategy"],
+        "also": resources,
+        "labels": options["label"],
+        "gpu_models": options["gpu_model"],
         "gpu_memory_gb": options["gpu_memory"],
-        "affinity": list(options["near"]),
-        "anti_affinity": list(options["apart_from"]),
+        "affinity": options["near"],
+        "anti_affinity": options["apart_from"],
         "group": options["group"],
-        "expects_seconds": options["expects"],
-        "deadline": parse_deadline(options["deadline"], "--deadline needs") if options["deadline"] else 0.0,
-        "origin": caller_node(),
+        "expects": options["expects"] or None,
+        "deadline": parse_deadline(options["deadline"], "--deadline needs") if options["deadline"] else None,
     }
+    return request_fields(placing, named)
