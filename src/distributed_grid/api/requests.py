@@ -172,7 +172,7 @@ class Explain(Message, frozen=True):
 
 
 class GetLendingReport(Message, frozen=True):
-    """Who lent whom how much; without `by` lender by borrower."""
+    """Lent amounts, by lender and borrower, or by one of them or the day alone (`by`)."""
 
     since_seconds: Annotated[float, Meta(gt=0, le=3.2e9, description="The period until now.")] = 30 * 86_400.0
     by: Annotated[Literal["", "user", "node", "day"], Meta(description="Sums by this alone.")] = ""
@@ -602,7 +602,10 @@ class CheckWorkerFit(Message, frozen=True):
 
 
 class ListWorkerResources(Message, frozen=True):
-    """Total, free, reserved and used resources of every worker, by task."""
+    """A page of the workers by name: total, free, reserved and used resources, by task."""
+
+    limit: ShortPageSize = 1_000
+    cursor: Cursor = ""
 
 
 # ------------------------------------------------------------------ blocks of the memory pool
@@ -819,7 +822,10 @@ class CancelMove(Message, frozen=True):
 
 
 class ListConsents(Message, frozen=True):
-    """Consents to move processes, by command shape."""
+    """A page of the consents to move processes, by user, directory and command shape."""
+
+    limit: ShortPageSize = 1_000
+    cursor: Annotated[str, Meta(max_length=65_536)] = ""  # it has a directory and a command shape
 
 
 class WithdrawConsent(Message, frozen=True):

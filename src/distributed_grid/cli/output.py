@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from distributed_grid.api.answers.nodes import NodeRow, UnusedBorrowing
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
-MIN_SHOWN_CHARS = 8  # so many characters of an id are shown at least, besides those that say only what it is
+MIN_SHOWN_CHARS = 8  # shown characters of an id, besides the prefix of its kind
 MAX_DETACHED_SHOWN = 5
 COMMAND_CHARS = 60  # length of a command in a table that is not shown on a terminal
-MIN_LAST_CHARS = 12  # so much is left of the last column of a table on a narrow terminal
+MIN_LAST_CHARS = 12  # of the last column of a table on a narrow terminal
 COUNTED = {"cpu": "core", "gpu": "GPU"}
 MIN_GB = 0.01  # less memory than this is shown in a smaller unit
 _RANDOM = re.compile(r"[0-9a-f]{12,}([.:]\d+)?")
@@ -42,7 +42,7 @@ def print_answer(session: CliSession, data: Any, text: str) -> None:
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print a text at once. A message on stderr that cannot be written is dropped: the command goes on."""
+    """Print a text at once. A message on stderr that cannot be written is dropped."""
     end = "\n" if nl else ""
     if err:
         print_message(text, end)

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from distributed_grid.cli.command_line import FloatRange, Option, WordChoice
-from distributed_grid.client.job_payload import caller_node
-from distributed_grid.client.placement_arguments import parse_deadline
+from distributed_grid.client.placement_arguments import NODE_SPECIFIC, PlacementArguments, parse_deadline
+from distributed_grid.client.placement_arguments import placement_fields as request_fields
 from distributed_grid.errors import BadInput
 
 PRIORITIES = ("low", "normal", "medium", "high", "critical", "urgent")
@@ -66,7 +66,7 @@ lending_options = (
     ),
     Option("--source", metavar="NODE", default="", help="The preferred lender; where it is full another one lends."),
     Option("--only", is_flag=True, help="Only the node of --source may lend it."),
-    wait_option(0.0, "How long to wait in the queue where nobody can lend it now."),
+    wait_option(0.0, "How long to wait in the queue if no node can lend it now."),
     Option("--dry-run", is_flag=True, help="Say what would happen, and do nothing."),
 )
 """A request that one node makes to the others."""
@@ -81,7 +81,7 @@ job_options = (
         help="A variable for the job; without =V your own value is passed on.",
     ),
     Option("--isolated", is_flag=True, help="Run in an empty private directory instead of the current one."),
-    Option("--workdir", metavar="DIR", help="What is shipped to another node, or none (default: this directory)."),
+    Option("--workdir", metavar="DIR", help="Directory that is shipped to another node, or none (default: this one)."),
     ship_option,
     Option("--fetch", multiple=True, metavar="GLOB", help="Bring these files back afterwards, such as 'out/**'."),
     Option("--overwrite", is_flag=True, help="Let fetched files replace local ones that were edited meanwhile."),
@@ -91,8 +91,7 @@ job_options = (
 
 def placement_fields(options: dict[str, Any]) -> dict[str, Any]:
     named = options["node"]
-    insists = options["strategy"] == "node_specific"
-    if insists and not named:
+    if options["strategy"] == NODE_SPECIFIC and not named:
         raise BadInput("--strategy node_specific needs a node: -n NODE")
     if not math.isfinite(options["gpu_memory"]) or not math.isfinite(options["expects"]):
         raise BadInput("an amount or a time must be a number, not nan or inf")
@@ -103,18 +102,16 @@ def placement_fields(options: dict[str, Any]) -> dict[str, Any]:
             resources[kind] = float(amount)
         except ValueError:
             raise BadInput(f"--also needs TYPE=AMOUNT, such as memory=4, not {word!r}") from None
-    return {
-        "strategy": options["strategy"] or "",
-        "prefer": [] if insists else list(named),
-        "require": list(named) if insists else [],
-        "resources": resources,
-        "labels": list(options["label"]),
-        "gpu_models": list(options["gpu_model"]),
+    placing: PlacementArguments = {
+        "strategy": options["strategy"],
+        "also": resources,
+        "labels": options["label"],
+        "gpu_models": options["gpu_model"],
         "gpu_memory_gb": options["gpu_memory"],
-        "affinity": list(options["near"]),
-        "anti_affinity": list(options["apart_from"]),
+        "affinity": options["near"],
+        "anti_affinity": options["apart_from"],
         "group": options["group"],
-        "expects_seconds": options["expects"],
-        "deadline": parse_deadline(options["deadline"], "--deadline needs") if options["deadline"] else 0.0,
-        "origin": caller_node(),
+        "expects": options["expects"] or None,
+        "deadline": parse_deadline(options["deadline"], "--deadline needs") if options["deadline"] else None,
     }
+    return request_fields(placing, named)

@@ -75,7 +75,7 @@ def show_delivery(session: CliSession, uid: str, *, quiet: bool = False) -> None
 
 
 def delivery_lines(delivery: DeliveryRow) -> list[str]:
-    """A delivery that is over, in lines; none where the job ran in its user's own directory."""
+    """An ended delivery, in lines; none if the job ran in its user's own directory."""
     if delivery.state == "failed":
         return [f"its files were not fetched: {printable(delivery.problem)}"]
     if delivery.in_place:

@@ -75,7 +75,7 @@ def _guarded(descriptor: int, stream: TextIO | None) -> TextIO:
 
 
 def print_message(text: str, end: str = "\n") -> None:
-    """Print to stderr. A message that cannot be written is dropped: the command goes on."""
+    """Print to stderr. A message that cannot be written is dropped."""
     with contextlib.suppress(HungUp, OutputFailed, OSError):
         print(text, end=end, file=sys.stderr, flush=True)
 

@@ -138,7 +138,7 @@ def config_variables(content: bytes) -> dict[str, str]:
 
 
 def digest_of(content: bytes) -> str:
-    """The digest of a config file's bytes; nobody can make two files with the same."""
+    """SHA-256 digest of a config file's bytes."""
     import hashlib  # here, because most commands name no config
 
     return hashlib.sha256(content).hexdigest()
@@ -173,7 +173,7 @@ class Conversation:
 
 
 def hello(config: ClientConfig, *, query_only: bool = False, any_config: bool = False) -> Message:
-    """The first message of a connection: who we are, which config we require, and whether we only ask.
+    """The first message of a connection: our version, the config that we require, and whether we only ask.
 
     With `any_config` the named config is not required: the command gives something back, or stops something.
     """

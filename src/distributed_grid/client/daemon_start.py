@@ -100,5 +100,5 @@ def _await_report(reader: int, process: subprocess.Popen[bytes], state_dir: Stat
     report = json.loads(line)
     if report["state"] == "failed":
         raise BadInput(report["message"]) if report.get("bad_input") else GridError(report["message"])
-    process.returncode = 0  # it lives on by itself: nobody here waits for it
+    process.returncode = 0  # it outlives this process, which does not wait for it
     return StartedDaemon(report["config"], report["notes"], report["simulated"]) if report["state"] == "ready" else None

@@ -1,7 +1,7 @@
 """Payload of a job: the caller's environment, the working directory that is uploaded, the files that come back.
 
-The environment is enough that a command means what was typed, and holds no secrets. A download writes only what was
-asked for, and never outside the target directory.
+The environment has the variables that a command needs, and no secrets. A download writes only requested files, and
+never outside the target directory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NONE = "none"
 
 
 def caller_environment(extra: dict[str, str]) -> dict[str, str]:
-    """A clean base out of this process's environment, plus what the user passed."""
+    """A clean base out of this process's environment, and the variables of the user."""
     base = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     base |= {name: value for name, value in os.environ.items() if name.startswith("LC_")}
     base = {name: value for name, value in base.items() if is_utf8(value)}

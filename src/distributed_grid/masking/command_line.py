@@ -346,7 +346,16 @@ class _CommandMask:
         secrets, value = self._secrets, _unquoted(word)
         is_option = word.startswith("-") and len(word) > 1
         if previous.startswith("-") and _OPTION_NAME.fullmatch(previous):
-            if self._takes_secret(previous) and not _OPTION.fullmatch(word):
+            # The next word is a secret because of the program.
+            has_options = bool(secrets.options) and (self._has_subcommand or not secrets.subcommand)
+            is_flagged = (
+                bool(secrets.flags)
+                and not previous.startswith("--")
+                and f"-{previous[-1:]}" in secrets.options
+                and all(flag in secrets.flags for flag in previous[1:-1])
+            )
+            takes_secret = has_options and (previous in secrets.options or is_flagged)
+            if takes_secret and not _OPTION.fullmatch(word):
                 return word if self._is_shown(value) else MASK
             if not _OPTION.fullmatch(word) and holds_secret(previous, value, in_code=self._depth > 0):
                 return MASK
@@ -400,21 +409,6 @@ class _CommandMask:
         if self._program in ("smbclient", "smbget") and previous.startswith(("//", "\\\\")):
             return MASK
         return None
-
-    def _takes_secret(self, option: str) -> bool:
-        """True if the next word is a secret because of the program."""
-        secrets = self._secrets
-        if not secrets.options or (secrets.subcommand and not self._has_subcommand):
-            return False
-        if option in secrets.options:
-            return True
-        letter = option[-1:]
-        return bool(
-            secrets.flags
-            and not option.startswith("--")
-            and f"-{letter}" in secrets.options
-            and all(flag in secrets.flags for flag in option[1:-1])
-        )
 
     def _is_shown(self, value: str) -> bool:
         secrets = self._secrets
@@ -487,7 +481,7 @@ def _mask_patterns(text: str) -> str:
     """A text without secrets in addresses, headers, queries, SQL, and after names; without known tokens."""
     if "://" in text:
         text = _USERINFO.sub(lambda match: _with_mask(match, in_code=True), text)
-        text = _USER.sub(_with_mask if is_random(match["secret"]) else match[0], text)
+        text = _USER.sub(lambda match: _with_mask(match) if is_random(match["secret"]) else match[0], text)
     if ":" in text or "=" in text:
         # `Authorization: …` and its like: masked to the closing quote, or else to the end of the line.
         parts: list[str] = []
@@ -507,8 +501,7 @@ def _mask_patterns(text: str) -> str:
         text = _SQL.sub(lambda match: _with_mask(match, in_code=True), text)
     if "</" in text:
         text = _XML.sub(
-            _with_mask if holds_secret(match["name"], match["secret"]) else match[0],
-            text,
+            lambda match: _with_mask(match) if holds_secret(match["name"], match["secret"]) else match[0], text
         )
     return mask_tokens(text)
 

@@ -20,6 +20,7 @@ from distributed_grid.api.answers.workers import ReservationRow, ScalingDecision
 from distributed_grid.api.worker_resources import GROUPS, check_report, reported_resources, required_amounts
 from distributed_grid.client.async_client import BlockingSession
 from distributed_grid.client.conversation import as_object
+from distributed_grid.client.pages import every_page
 from distributed_grid.domain.workers import (
     DEFAULT_EVALUATION_WINDOW,
     DEFAULT_HISTORY_RETENTION,
@@ -210,7 +211,10 @@ class DynamicResourceManager:
     @property
     def worker_resources(self) -> Mapping[str, Resources]:
         """Total and free resources of every worker, by its id; read-only."""
-        return MappingProxyType(as_object(self._session.list_worker_resources().workers))
+        workers: dict[str, Any] = {}
+        for page in every_page(self._session.list_worker_resources):
+            workers |= as_object(page.workers)
+        return MappingProxyType(workers)
 
     @property
     def resource_reservations(self) -> Mapping[str, Resources]:
@@ -231,7 +235,7 @@ class DynamicResourceManager:
         return MappingProxyType({row.task_id: row.reservation_id for row in self._reservations()})
 
     def _reservations(self) -> list[ReservationRow]:
-        return self._session.list_worker_resources().reservations
+        return [row for page in every_page(self._session.list_worker_resources) for row in page.reservations]
 
 
 def utilization_of(workers: Mapping[str, Resources]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Long answers: rendered in short slices between batches, bounded in size, and shared by all who ask the same.
+"""Long answers: rendered in short slices between batches, bounded in size, and shared by equal questions.
 
 A service takes the rows of an answer in one step of the ledger's owner; rows never change, so they are a snapshot.
 They become JSON here, outside of any batch, a few milliseconds at a time and one slice in each pass of the event loop.

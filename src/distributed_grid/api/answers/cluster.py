@@ -10,7 +10,7 @@ from distributed_grid.api.answers.common import Answer
 
 
 class UnfetchedResult(Answer, frozen=True, omit_defaults=True):
-    """Files of an ended job that nobody has fetched."""
+    """Files of an ended job that were not fetched."""
 
     job_id: str
     files: int

@@ -110,7 +110,7 @@ class SizingRow(Answer, frozen=True, kw_only=True):
     samples: int
     overruns: int
     may_outgrow: bool  # the memory is that of a lease that grows
-    reduced_from_gb: float | None  # the learned size of a job that was reduced to the free memory after a long wait
+    reduced_from_gb: float | None  # the learned memory, if the job got the free rest after a long wait
 
     @classmethod
     def of(cls, job: Job) -> SizingRow | None:

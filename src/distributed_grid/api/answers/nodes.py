@@ -59,7 +59,7 @@ class NodeRow(Answer, frozen=True, kw_only=True):
     cost_per_hour: float
     labels: dict[str, str]
     tags: list[str]
-    keeps: list[str]  # why it keeps what it does not lend
+    keeps: list[str]  # reasons why it does not lend the rest
     pressure: float | None
     cpu_percent: float | None
     memory_used_gb: float | None

@@ -447,6 +447,8 @@ class NodeResources(Answer, frozen=True):
         )
 
 
-class WorkerResourceList(Answer, frozen=True):
+class WorkerResourceList(Answer, frozen=True, kw_only=True):
     workers: dict[str, NodeResources]
-    reservations: list[ReservationRow]
+    reservations: list[ReservationRow]  # on these workers
+    more: bool  # there is a next page
+    next: str | None

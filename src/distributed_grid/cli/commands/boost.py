@@ -108,7 +108,7 @@ def lent_text(lease: BoostRow | AllocationRow, source: str | None) -> str:
     return printable(f"{amount} from {source} for {lease.target_node}, until {format_time(lease.expires_at)}")
 
 
-@boost.command(Option("--node", default="", metavar="NODE", help="Only what is lent to this node."))
+@boost.command(Option("--node", default="", metavar="NODE", help="Only boosts of this target node."))
 def status(session: CliSession, node: str) -> None:
     """The boosts that are active, summed up and one by one."""
     answer = joined(every_page(session.query.list_boosts, node=node), "boosts")
@@ -164,7 +164,7 @@ def extend(session: CliSession, boost_id: str, seconds: float) -> None:
 
 @boost.command(Argument("boost_id", metavar="ID"))
 def release(session: CliSession, boost_id: str) -> None:
-    """Give a boost back before its time is over; a second time is harmless."""
+    """Return a boost before its end; a second time is harmless."""
     answer = session.ask.release_boost(boost_id=boost_id)
     boost = required(answer.boost)
     print_answer(session, boost, release_text(f"boost {boost.boost_id}", boost, answer))
@@ -177,11 +177,11 @@ def release(session: CliSession, boost_id: str) -> None:
     interspersed=False,
 )
 def run(session: CliSession, /, boost_id: str, **options: Any) -> int:
-    """Run COMMAND with what the boost ID holds, on the node that lends it; `--` may come before COMMAND.
+    """Run COMMAND with the resources of the boost ID, on the node that lends them; `--` may come before COMMAND.
 
     Where the boost is reserved in Ray, the tasks and actors of a Ray program use it, too, without a change to the
     program. Everything else is as with run-shared: output is shown as it comes, Ctrl-C cancels, and the exit code is
-    the command's. When the boost is over the command is stopped.
+    the command's. When the boost ends, the command is stopped.
     """
     from distributed_grid.cli.commands.run import job_request, run_job, upload_for
 

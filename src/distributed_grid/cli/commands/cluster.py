@@ -77,7 +77,7 @@ def start(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
 @cluster.command(
     _names,
     Option("--force", is_flag=True, help="Do not wait until everything lent has been given back."),
-    Option("--purge", is_flag=True, help="Remove what was installed, too; refused while results were not fetched."),
+    Option("--purge", is_flag=True, help="Also remove the installed files; refused while results were not fetched."),
     _discard_results,
 )
 def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool, discard_results: bool) -> int:
@@ -170,7 +170,7 @@ def attach(session: CliSession, address: str) -> int:
 
 
 @cluster.command(
-    Option("--force", is_flag=True, help="Do not wait for what is lent; also when Ray is gone for good."),
+    Option("--force", is_flag=True, help="Do not wait for leases; also when Ray is gone for good."),
     _discard_results,
 )
 def detach(session: CliSession, force: bool, discard_results: bool) -> int:
@@ -286,16 +286,16 @@ def _steps(session: CliSession) -> Iterator[Show]:
     Option("--join-file", "token_file", metavar="FILE", help="The same, with the token in FILE; - is standard input."),
     Option("--address", metavar="HOST:PORT", help="Where the control plane is, if not where the token says."),
     Option("--name", help="The name of this node when joining (default: the host name)."),
-    Option("--declare-gpus", type=IntRange(0, 1024), default=0, help="Pretend to have so many GPUs (for labs)."),
+    Option("--declare-gpus", type=IntRange(0, 1024), default=0, help="Number of GPUs to pretend to have (for labs)."),
     Option("--end", is_flag=True, help="Stop every job that is left there, then exit."),
 )
 def agent(
     session: CliSession, directory: str | None, token: str | None, token_file: str | None, address: str | None,
     name: str | None, declare_gpus: int, end: bool,
 ) -> int:  # fmt: skip
-    """Serve as a node until stopped; what runs goes on, and the next agent finds it again.
+    """Serve as a node until stopped; running jobs continue, and the next agent finds them again.
 
-    Over SSH nobody types this: `grid cluster start` does it. On other machines, join with a token once, from a file or
+    With SSH, `grid cluster start` starts it. On other machines, join with a token once, from a file or
     $GRID_JOIN_TOKEN (a token on the command line is seen by others until the agent has hidden it); after that
     `grid agent` alone is enough.
     """

@@ -41,14 +41,14 @@ def token() -> None:
 
 
 @token.command(
-    Option("--user", required=True, help="Who is let in; jobs and leases are theirs."),
-    Option("--team", default="", help="Whom they belong to."),
+    Option("--user", required=True, help="The user of the token; jobs and leases are theirs."),
+    Option("--team", default="", help="The team of the user."),
     Option(
         "--ttl",
         default="0",
         type=_parse_ttl,
         metavar="TIME",
-        help="How long it is good for, such as 30d (default: until revoked).",
+        help="How long it is valid, such as 30d (default: until revoked).",
     ),
 )
 def create(session: CliSession, user: str, team: str, ttl: float) -> None:
@@ -67,7 +67,7 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
 
 @token.command(name="list")
 def list_(session: CliSession) -> None:
-    """The tokens there are, without their secrets."""
+    """List the tokens, without their secrets."""
     tokens = session.query.list_tokens().tokens
     rows = [
         (
@@ -88,7 +88,7 @@ def list_(session: CliSession) -> None:
 
 @token.command(Argument("token_id"))
 def revoke(session: CliSession, token_id: str) -> None:
-    """Shut a token out, from the next request on."""
+    """Revoke a token, from the next request on."""
     revoked = session.ask.revoke_token(token_id=token_id).token
     print_answer(session, revoked, f"revoked {revoked.token_id} of {revoked.user}")
 
@@ -126,7 +126,7 @@ def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, 
 
 @join_token.command(name="list")
 def list_join(session: CliSession) -> None:
-    """The join tokens there are, and who used them."""
+    """List the join tokens and the nodes that used them."""
     join_tokens = session.query.list_join_tokens().join_tokens
     rows = [
         (
@@ -146,7 +146,7 @@ def list_join(session: CliSession) -> None:
 
 @join_token.command(Argument("token_id"), name="revoke")
 def revoke_join(session: CliSession, token_id: str) -> None:
-    """Shut a join token out, and at once the node that joined with it."""
+    """Revoke a join token, and disconnect the node that joined with it."""
     revoked = session.ask.revoke_join_token(token_id=token_id).join_token
     node = f", and {revoked.used_by} with it" if revoked.used_by else ""
     print_answer(session, revoked, f"revoked {revoked.token_id}{node}")
@@ -209,9 +209,9 @@ def _span(seconds: float | None) -> str:
     return "-" if seconds is None else span_text(round(1000 * seconds))
 
 
-@daemon.command(Option("--force", is_flag=True, help="Also while workers of a provider go on, which cost money."))
+@daemon.command(Option("--force", is_flag=True, help="Also while workers of a provider run, which cost money."))
 def stop(session: CliSession, force: bool) -> None:
-    """Stop the control plane; jobs go on and are found again by the next one."""
+    """Stop the control plane; jobs continue, and the next one finds them again."""
     try:
         with session.running_client() as client:
             pid = client.get_daemon_info().pid

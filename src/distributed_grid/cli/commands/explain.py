@@ -201,10 +201,10 @@ def _how_it_ended(place: PlacementRow) -> str:
     if place.made_room_for is None:
         is_attempt = isinstance(place.fence, int)  # of a job
         return f"{format_outcome(place) if is_attempt else _word(place.outcome)}{_because(place.detail)}"
-    who = place.made_room_for
-    name = who.job_id or who.allocation_id or ""
-    by = f" ({name} of {who.user})" if who.user else ""
-    return f"{_word(place.outcome)}: {place.detail or who.reason}{by}"
+    preemptor = place.made_room_for
+    name = preemptor.job_id or preemptor.allocation_id or ""
+    by = f" ({name} of {preemptor.user})" if preemptor.user else ""
+    return f"{_word(place.outcome)}: {place.detail or preemptor.reason}{by}"
 
 
 def _because(detail: str | None) -> str:

@@ -59,7 +59,7 @@ def jobs() -> None:
     name="list",
 )
 def list_(session: CliSession, all_: bool, limit: int | None) -> None:
-    """The jobs that are going on, and those that ended of late."""
+    """The jobs that have not ended, and those that ended last."""
     pages: list[JobList] = []
     wanted = limit or (sys.maxsize if all_ or session.json else LISTED)
     count = 0
@@ -172,8 +172,8 @@ def show(session: CliSession, job_id: str) -> None:
 
 @jobs.command(
     Argument("job_id"),
-    Option("-f", "--follow", is_flag=True, help="Go on until the job is over."),
-    Option("--tail", type=IntRange(at_least=0), metavar="BYTES", help="Begin so many bytes before the end."),
+    Option("-f", "--follow", is_flag=True, help="Continue until the job ends."),
+    Option("--tail", type=IntRange(at_least=0), metavar="BYTES", help="Begin this number of bytes before the end."),
 )
 def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> None:
     """The output of a job: its stdout on stdout, its stderr on stderr."""
@@ -238,7 +238,7 @@ def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
 
 @jobs.command(
     Argument("job_ids", nargs=-1),
-    Option("-t", "--timeout", type=FloatRange(at_least=0), help="Give up after so many seconds (exit 124)."),
+    Option("-t", "--timeout", type=FloatRange(at_least=0), help="Give up after this number of seconds (exit 124)."),
 )
 def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -> int:
     """Wait until jobs are over; exits with the first failure's code.

@@ -30,10 +30,10 @@ AMOUNTS = ("LEASES", "CORE HOURS", "GB HOURS", "GPU HOURS", "HELD NOW")
     Option("--by", type=WordChoice(["user", "node", "day"]), help="Summed up by borrower, lender or day alone."),
 )
 def ledger(session: CliSession, since: str, by: Literal["user", "node", "day"] | None) -> None:
-    """Who lent whom how much: each lender and borrower, with the hours of cores, memory and GPUs.
+    """Lent amounts: each lender and borrower, with the hours of cores, memory and GPUs.
 
-    A lease counts from its grant to its end, with what was asked for. What ended more than 30 days ago is kept as sums
-    by day, and counts on the day it ended.
+    A lease counts from its grant to its end, with the requested amounts. Leases that ended more than 30 days ago are
+    kept as sums by day, and count on the day of their end.
     """
     report = session.query.get_lending_report(since_seconds=seconds(since), by=by or "")
     rows, began = report.rows, f"since {format_time(report.since)}"
@@ -83,7 +83,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, left: i
 
 
 @command(
-    Option("-f", "--follow", is_flag=True, help="Go on with what still comes."),
+    Option("-f", "--follow", is_flag=True, help="Continue with new events."),
     Option(
         "-l",
         "--limit",
@@ -118,7 +118,7 @@ def events(
         elif shows_part and after is None:
             after = _show_part(session, filters, None, may_start=False)
         options = {"limit": limit or PAGE_EVENTS, "after": after, **filters}
-        # Goes on with the events of the next control plane.
+        # It continues with the events of the next control plane.
         following = session.follow(
             lambda client: client.list_events(**options, follow=True), query_only=True, may_start=False
         )

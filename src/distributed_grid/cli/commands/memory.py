@@ -36,7 +36,7 @@ DAY_SECONDS = 86_400.0
 
 ALLOCATION_OPTIONS = (
     Option("--node", default="", metavar="NODE", help="The node that should lend it; else another one may."),
-    Option("--copies", type=int, default=1, show_default=True, help="On so many nodes: one may be lost."),
+    Option("--copies", type=int, default=1, show_default=True, help="Number of nodes with a copy: one may be lost."),
     Option(
         "--ttl",
         type=parse_seconds,
@@ -122,7 +122,7 @@ def retrieve(session: CliSession, name: str, output: str) -> None:
 
 @memory.command(name="list")
 def list_(session: CliSession) -> None:
-    """The blocks there are, where they are, and when they end."""
+    """The blocks, their nodes, and when they expire."""
     with directory_of(session, query_only=True) as directory:
         blocks = directory.every_block()
     print_answer(session, blocks, list_text(blocks, datetime.now(UTC)))

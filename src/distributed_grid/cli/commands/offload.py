@@ -102,7 +102,7 @@ def execute(session: CliSession, /, **options: Any) -> int:
     """Move a process or a job to another node, and follow the move until the work runs there.
 
     A restart begins from the beginning: everything sent or written before happens again. Ctrl-C leaves the move going;
-    `grid offload cancel` ends it while the original can still go on.
+    `grid offload cancel` ends it while the original can still continue.
     """
     if bool(options["subject"]) == options["all_recommended"]:
         raise BadInput("name a pid or a job, or use --all-recommended")
@@ -194,7 +194,7 @@ def follow_move(client: Client, row: MoveRow, *, quiet: bool) -> MoveRow:
     Option("-a", "--all", "all_", is_flag=True, help="Also those that have ended."),
 )
 def status(session: CliSession, move_id: str | None, all_: bool) -> None:
-    """The moves that go on, or everything about one, by its id or any unique prefix."""
+    """The active moves, or everything about one, by its id or any unique prefix."""
     if move_id:
         row = session.query.get_move(move_id=move_id).move
         print_answer(session, row, "\n".join(move_lines(row)))
@@ -206,7 +206,7 @@ def status(session: CliSession, move_id: str | None, all_: bool) -> None:
 
 @offload.command(Argument("move_ids", metavar="MOVE", nargs=-1, required=True))
 def cancel(session: CliSession, move_ids: tuple[str, ...]) -> None:
-    """End moves; the original goes on as it was. Refused once it has been ended: then cancel its job."""
+    """Cancel moves; the original continues as it was. Refused once it has been ended: then cancel its job."""
     with session.client(any_config=True) as client:
         rows = [client.cancel_move(move_id=move_id).move for move_id in move_ids]
     print_answer(session, rows, "\n".join(map(cancel_text, rows)))
@@ -219,7 +219,7 @@ def consents(session: CliSession, withdraw: str) -> None:
         session.ask.withdraw_consent(shape=withdraw)
         print_answer(session, {"withdrawn": withdraw}, printable(f"processes of {withdraw} are not moved any more"))
         return
-    consents = session.query.list_consents().consents
+    consents = [consent for page in every_page(session.query.list_consents) for consent in page.consents]
     rows = [
         (
             *(consent.shape, printable(consent.directory or OLD_CONSENT), ", ".join(consent.variables), consent.user),

@@ -40,7 +40,7 @@ _task_options = (
 
 @group()
 def predict() -> None:
-    """What work needs, learned from earlier runs: of jobs of the grid, and of what is recorded here."""
+    """Needs of work, learned from earlier runs: of jobs of the grid, and of executions that are recorded here."""
 
 
 @predict.command(
@@ -57,10 +57,10 @@ def predict() -> None:
     interspersed=False,
 )
 def record(session: CliSession, /, **options: Any) -> None:
-    """Record what a run of COMMAND, or of a task type, has used.
+    """Record the measured use of a run of COMMAND, or of a task type.
 
     A file holds one execution, a list of them, or one a line: objects with task_id, task_type or command, parameters,
-    and what was measured, such as memory_mb and duration_seconds.
+    and measurements such as memory_mb and duration_seconds.
     """
     if options["file"]:
         given = [name for name in ("task_type", "memory", "command") if options[name]]

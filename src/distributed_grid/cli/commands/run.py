@@ -62,7 +62,7 @@ MAX_REASON_CHARS = 200
         show_default=True,
         help="Seconds between asking a job to stop and killing it.",
     ),
-    Option("--retries", type=IntRange(0, 1000), default=0, help="Run again so many times after a failure."),
+    Option("--retries", type=IntRange(0, 1000), default=0, help="How often it is run again after a failure."),
     Option("--restartable", is_flag=True, help="It may be started again from the beginning on another node."),
     Option("--shell", is_flag=True, help="The command is one string for sh -c."),
     Option("--dry-run", is_flag=True, help="Only say what would happen."),

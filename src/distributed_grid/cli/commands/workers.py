@@ -52,10 +52,10 @@ def workers() -> None:
     PROVIDER,
     Option("--type", "worker_type", default="cpu", metavar="KIND", help="The kind of worker (default: cpu)."),
     Option("--count", default=1, type=IntRange(1, 1000), help="How many (default: 1)."),
-    Option("--cpu", default=0.0, type=FloatRange(0), help="Cores of each (default: what the offer has)."),
+    Option("--cpu", default=0.0, type=FloatRange(0), help="Cores of each (default: those of the offer)."),
     Option("--memory", default=0.0, type=FloatRange(0), metavar="GB", help="Memory of each."),
     Option("--gpu", default=0, type=IntRange(0, 1024), help="GPUs of each."),
-    Option("--dry-run", is_flag=True, help="Say what it would cost, start nothing."),
+    Option("--dry-run", is_flag=True, help="Print the cost, start nothing."),
     Option("--yes", "-y", is_flag=True, help="Do not ask."),
     Option("--wait", default=0.0, type=FloatRange(0), metavar="SECONDS", help="Until they have joined."),
 )
@@ -159,7 +159,7 @@ def _current(rows: dict[str, WorkerRow], worker_id: str) -> WorkerRow:
 
 @workers.command(Option("--all", "everything", is_flag=True, help="Those that are gone, too."), PROVIDER, name="list")
 def list_(session: CliSession, everything: bool, provider: str) -> None:
-    """The workers that are not proven gone, what each costs, and what is wrong."""
+    """The workers that are not proven gone, with their costs and problems."""
     pages = every_page(session.query.list_workers, all=everything, provider=provider)
     answer = joined(pages, "workers")
     rows, budget = answer.workers, answer.budget

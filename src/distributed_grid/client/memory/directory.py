@@ -39,7 +39,7 @@ def length_of(block: BlockRow) -> int:
 
 
 def packed_meta(length: int) -> str:
-    """The meta of a block that holds a value of so many bytes compressed (`packed_values`)."""
+    """The meta of a block with a compressed value of this length (`packed_values`)."""
     return f'{{"length": {length}, "codec": "lz4"}}'
 
 

@@ -75,7 +75,7 @@ class PackedValue:
         self._starts: Sequence[int] = ()
 
     def read(self, size: int, offset: int) -> bytes:
-        """So many bytes of the value, from an offset on."""
+        """`size` bytes of the value, from an offset on."""
         self._check_range(size, offset)
         self._load_index()
         buffer = ReadBuffer(size)

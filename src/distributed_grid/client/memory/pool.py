@@ -141,7 +141,7 @@ class MemoryPool(PoolMapping):
         return self
 
     def close(self) -> None:
-        """Close the pool; safe to call twice. Blocks stay until their time is over, but are renewed no more."""
+        """Close the pool; safe to call twice. Blocks stay until they expire, but are not renewed any more."""
         if self._closed:
             return
         self._closed = True
@@ -160,7 +160,7 @@ class MemoryPool(PoolMapping):
         name: str = "",
         meta: str = "",
     ) -> str:
-        """The id of a new block of so many bytes, all zero.
+        """The id of a new block of `size` bytes, all zero.
 
         It lasts as long as this program and an hour longer, or exactly as long as `ttl` (seconds, or a timedelta)
         says. Raises Refused, with what keeps each node from lending.
@@ -226,7 +226,7 @@ class MemoryPool(PoolMapping):
         return answer.block
 
     def read(self, block_id: str, size: int | None = None, offset: int = 0) -> bytes:
-        """So many bytes of a block, from an offset on; without a size all to its end."""
+        """`size` bytes of a block, from an offset on; without a size all to its end."""
         if size is None:
             size = length_of(self.look_up(block_id)) - _integer(offset, "an offset")
         size, offset = _integer(size, "the size of a read"), _integer(offset, "an offset")

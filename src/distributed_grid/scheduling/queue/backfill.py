@@ -280,16 +280,18 @@ class LowPriorityCapacity:
         row, mine = self._ledger.columns.rows[node], resource_kinds(lease.request.ask)
         competing = [one for one, theirs, could in self._competing if could[row] and mine & theirs]
         length = expected_ms(self._ledger, lease) if competing else 0
-        return all(self._does_not_delay(one, node, claim, length) for one in competing)
-
-    def _does_not_delay(self, other: Request, node: str, claim: Claim, length: int) -> bool:
-        start = self._forecast.earliest_ms(other.ask, node)
-        if start == NEVER:  # nobody knows when; or never at all, where a mask of columns says more than the node has
-            return NodeClaims().claim_for(other.ask, self._ledger.nodes[node].lendable) is None
-        if length and self._now + length <= start:
-            return True
-        held_then = self._forecast.releases(node).held_after(start)
-        return self._forecast.fits_beside(other.ask, node, held_then, claim)
+        for other in competing:
+            start = self._forecast.earliest_ms(other.ask, node)
+            if (
+                start == NEVER
+            ):  # nobody knows when; or never at all, where a mask of columns says more than the node has
+                if NodeClaims().claim_for(other.ask, self._ledger.nodes[node].lendable) is not None:
+                    return False
+            elif not length or self._now + length > start:
+                held_then = self._forecast.releases(node).held_after(start)
+                if not self._forecast.fits_beside(other.ask, node, held_then, claim):
+                    return False
+        return True
 
     def contested_nodes(self, request: Request) -> set[str]:
         """Nodes where a request of higher priority could use the same kinds of resources."""

@@ -200,7 +200,11 @@ class RestListener:
     async def start(self, owner: str) -> None:
         """Listen at the address of the last `listen`, else at that of the config."""
         self.admission.tokens.ensure_owner(owner)
-        await self._open(self._saved_address() or self._configured_address())
+        try:
+            address = msgspec.json.decode((self._folder / "listen.json").read_bytes(), type=Address)
+        except (OSError, msgspec.DecodeError):
+            address = self._configured_address()
+        await self._open(address)
         await self._agent_socket.open()
 
     async def listen(self, op: KeepRunning) -> None:
@@ -341,7 +345,15 @@ class RestListener:
 
     async def _serve(self, listener: LimitedListener) -> None:
         certificate = await self.certify()
-        make_app, server_class, make_context = await asyncio.to_thread(_load_server)
+
+        def load() -> tuple[Callable[..., Starlette], type[UvicornServer], Callable[[Path, Path], ssl.SSLContext]]:
+            """The application and its server, with everything they import."""
+            from distributed_grid.server.access.tls import server_context
+            from distributed_grid.server.rest.app import UvicornServer, make_app
+
+            return make_app, UvicornServer, server_context
+
+        make_app, server_class, make_context = await asyncio.to_thread(load)
         if self._listener is not listener:
             return
         server = server_class(
@@ -395,12 +407,6 @@ class RestListener:
         host = "127.0.0.1" if settings.host == "local" else settings.host.strip("[]")
         return Address(host, settings.port)
 
-    def _saved_address(self) -> Address | None:
-        try:
-            return msgspec.json.decode((self._folder / "listen.json").read_bytes(), type=Address)
-        except (OSError, msgspec.DecodeError):
-            return None
-
     async def _certificate_for(self, address: Address) -> Certificate:
         def make() -> Certificate:
             from distributed_grid.server.access.tls import ensure_certificate, load_certificate
@@ -447,11 +453,3 @@ class RestListener:
 
     def _write(self, name: str, content: bytes) -> None:
         write_private(self._folder / name, content, durable=False)
-
-
-def _load_server() -> tuple[Callable[..., Starlette], type[UvicornServer], Callable[[Path, Path], ssl.SSLContext]]:
-    """The application and its server, with everything they import."""
-    from distributed_grid.server.access.tls import server_context
-    from distributed_grid.server.rest.app import UvicornServer, make_app
-
-    return make_app, UvicornServer, server_context

@@ -1,4 +1,4 @@
-"""Requests about automatic offloading: how it stands, switching it, and what it last decided about a node or job."""
+"""Requests about automatic offloading: its state, its switch, and its last decisions about nodes and jobs."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class BoostFileSync:
             self._grid.unwatch(BOOSTS, changed)
 
     async def stop(self) -> None:
-        """Write what has changed last; safe to call twice."""
+        """Write the last changes; safe to call twice."""
         try:
             await self.write()
         except (GridError, RuntimeError) as failure:  # the grid has stopped already

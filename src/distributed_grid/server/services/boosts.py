@@ -29,7 +29,6 @@ from distributed_grid.api.answers.leases import (
 from distributed_grid.api.id_prefixes import is_prefix, not_found
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobSubmitted, LeaseReleased, RequestRefused
-from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import is_automatic, is_boost
@@ -42,7 +41,7 @@ from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import READ, USER, delete, endpoint, get, post
 from distributed_grid.server.pages import select_page
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
-from distributed_grid.server.services.jobs import fetch_order
+from distributed_grid.server.services.jobs import command_of, fetch_order
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.records import find_lease, held_leases
 
@@ -172,7 +171,7 @@ class BoostService:
 
     @endpoint(USER, delete("/boosts/{name}", "boosts", name="boost_id"), keeps_config=True)
     async def release(self, op: requests.ReleaseBoost, caller: Caller) -> BoostDetail:
-        """Releasing what is over already is harmless; the answer says when it ended."""
+        """Releasing an ended boost is harmless; the answer says when it ended."""
         boost = await self.find(op.boost_id)
         answer = await self._leases.release(requests.ReleaseLease(boost.id, exact=True), caller)
         return BoostDetail(boost=await self._row(await self.find(boost.id)), already_ended_at=answer.already_ended_at)
@@ -191,7 +190,7 @@ class BoostService:
 
     @endpoint(USER)
     async def run(self, op: requests.RunInBoost, caller: Caller) -> JobDetail:
-        """Submit a command that runs with what a boost holds: a job under its lease, on the node that lends it."""
+        """Submit a command that runs with the resources of a boost: a job under its lease, on its source."""
         lease = await self.find(op.boost_id)
         user = caller.user if is_automatic(lease.request) else lease.request.user
         caller.must_own(user, f"the boost {lease.id}")
@@ -199,7 +198,7 @@ class BoostService:
 
     @endpoint(USER)
     async def run_in_lease(self, op: requests.RunInLease, caller: Caller) -> JobDetail:
-        """Submit a command that runs with what a lease holds, on its node."""
+        """Submit a command that runs with the resources of a lease, on its node."""
         lease = await find_lease(self._grid, op.allocation_id)
         caller.must_own(lease.request.user, f"the lease {lease.id}")
         return await self._run_within(lease, op, lease.request.user, caller, {})
@@ -216,16 +215,7 @@ class BoostService:
             variables |= {"GRID_BOOST_GROUP": group, **await self._ray_environment(lease.node)}
             if "PATH" in op.given:  # then that one counts, and not the folder of Ray's interpreter
                 variables["GRID_RAY_PYTHON"] = ""
-        env = tuple(sorted((op.env | variables).items()))
-        command = Command(
-            argv=op.argv,
-            env=env,
-            cwd=op.cwd,
-            timeout_ms=round(1000 * op.timeout_seconds),
-            grace_ms=round(1000 * op.grace_seconds),
-            workdir=op.workdir,
-            given=op.given,
-        )
+        command = command_of(op, op.env | variables)
         request = Request(
             id=op.request_id,
             user=user,

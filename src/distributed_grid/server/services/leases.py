@@ -36,7 +36,7 @@ ENGINE_SECONDS, CHANGE_SECONDS = 15.0, 1.0
 
 
 def amounts_of(resource_type: str, amount: float, custom: Collection[str] = ()) -> Amounts:
-    """The integers that "this much of that" means; refuses what is no amount of anything."""
+    """An amount of a resource in the ledger's units; BadInput for an unknown resource or an impossible amount."""
     if not math.isfinite(amount) or amount <= 0:
         raise BadInput(f"the amount must be more than zero, not {plain_number(amount)}")
     kind = resource_type.lower()
@@ -118,7 +118,7 @@ class RequestConverter:
 def request_of(
     op: requests.RequestLease | requests.SubmitJob, user: str, team: str, custom: Collection[str]
 ) -> Request:
-    """The request in the ledger's units; BadInput says what is wrong with it."""
+    """The request in the ledger's units; BadInput with its first problem."""
     timeout_ms = round(1000 * op.timeout_seconds) if isinstance(op, requests.SubmitJob) else 0
     kind = "cpu" if op.resource_type is None else op.resource_type
     named = amounts_of(kind, 1.0 if op.amount is None else op.amount, custom)

@@ -1,4 +1,4 @@
-"""Requests about moves: what could move, moving it, how moves fare, cancelling them, and consents.
+"""Requests about moves: proposals, their execution, state and cancellation, and consents.
 
 Only the owner of a job or process, or an admin, moves it and sees its command and files; others see the move. A process
 is looked at afresh before it is moved: what was found by a scan may have changed.
@@ -60,20 +60,20 @@ from distributed_grid.scheduling.pressure.scan import PressureScan, percent, sca
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint, get, post
 from distributed_grid.server.offloading.move_requests import check_input, job_move, process_move
-from distributed_grid.server.pages import HistoryList
+from distributed_grid.server.pages import HistoryList, select_page
 from distributed_grid.server.services.records import find_ended_move, find_move, find_other_job, known_job
 
 FULL_CPU_MILLI = 950
 """From this level on a node's CPU is full, whatever its marks say."""
 ADVISED_ASK = Amounts(cpu_milli=1000)
-"""What a command is taken to need of which nothing is known."""
+"""Assumed needs of a command without a history."""
 MAX_PID = 2**31
 MAX_CHECKS = 8
 """Rounds of questions about the files that processes need on their targets."""
 MAX_PLACES = 3
 """Directories of other consents that a refusal names."""
 MAX_LOOKS = 5
-"""So often a process is looked at some of whose children ended meanwhile."""
+"""Looks at a process whose children end meanwhile."""
 _MOVE_ID = re.compile(re.escape(MOVE_PREFIX) + r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -121,7 +121,7 @@ class OffloadingService:
 
     @endpoint(READ, get("/proposals", "moves"))
     async def scan(self, op: requests.ScanOffload, caller: Caller) -> ProposalList:
-        """The work of one node, or of all that are above a mark: what could run elsewhere, and why the rest cannot."""
+        """The work of one node, or of all that are above a mark: targets of the movable part, obstacles of the rest."""
 
         def nodes_of(ledger: Ledger, now: int) -> Sequence[str]:
             if not op.node:
@@ -314,7 +314,7 @@ class OffloadingService:
         proposal: Proposal,
         consents: Sequence[MoveConsent],
     ) -> MoveConsent:
-        """The consent of the process's user, given now or remembered; Refused with what to type."""
+        """The consent of the process's user, given now or remembered; Refused with the command that gives it."""
         consent = MoveConsent(
             user=process.user,
             shape=proposal.shape,
@@ -379,10 +379,19 @@ class OffloadingService:
 
     @endpoint(ADMIN, keeps_config=True)
     async def consents(self, op: requests.ListConsents, caller: Caller) -> ConsentList:
-        """The command shapes whose processes may be moved."""
+        """A page of the command shapes whose processes may be moved."""
+        consents = await self._grid.read(lambda ledger, now: tuple(ledger.consents.values()))
+        page = await select_page(
+            self._grid.slices,
+            consents,
+            lambda consent: (0, consent.key),
+            name="consents",
+            cursor=op.cursor,
+            limit=op.limit,
+        )
         viewer = self._viewer()
-        found = await self._grid.read(lambda ledger, now: sorted(ledger.consents.values(), key=lambda one: one.key))
-        return ConsentList([ConsentRow.of(viewer, consent) for consent in found])
+        rows = [ConsentRow.of(viewer, consent) for consent in page.rows]
+        return ConsentList(rows, more=page.end is not None, next=page.next())
 
     @endpoint(USER, keeps_config=True)
     async def withdraw(self, op: requests.WithdrawConsent, caller: Caller) -> WithdrawnConsents:
@@ -400,7 +409,7 @@ class OffloadingService:
 
 
 def why_pressed(scan: PressureScan, node: str) -> str:
-    """What a node is short of; empty where it is of nothing."""
+    """The resource that a node is short of, with its level; empty where there is none."""
     known = scan.ledger.nodes.get(node)
     if known is None or known.state is not NodeState.ALIVE:
         return ""

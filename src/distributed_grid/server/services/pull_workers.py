@@ -54,7 +54,7 @@ from distributed_grid.scheduling.placement.placement import fitness_of
 from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint
-from distributed_grid.server.services.records import held_leases
+from distributed_grid.server.pages import select_page
 
 RESERVATION_MS = 3_600_000
 HEARTBEATS_PER_HOLD = 6
@@ -196,17 +196,19 @@ class PullWorkerService:
 
     @endpoint(READ)
     async def resources(self, op: requests.ListWorkerResources, caller: Caller) -> WorkerResourceList:
-        """Resources of every worker, free and in all, and the reservations for tasks."""
+        """A page of the workers by name: their resources, free and in all, and the reservations for tasks on them."""
         viewer = self._viewer()
+        names = await self._grid.read(lambda ledger, now: tuple(ledger.nodes))
+        page = await select_page(
+            self._grid.slices,
+            names,
+            lambda name: (0, name),
+            name="worker resources",
+            cursor=op.cursor,
+            limit=op.limit,
+        )
 
-        def reserved(ledger: Ledger, now: int) -> list[tuple[Lease, str]]:
-            return [
-                (lease, lease.request.task or (job.id if job is not None else ""))
-                for lease, job in held_leases(ledger)
-                if lease.request.task or (lease.job and lease.request.runs_on is not NodeKind.AGENT)
-            ]
-
-        def resources(ledger: Ledger, name: str, now: int) -> Sequence[tuple[str, NodeResources]]:
+        def read(ledger: Ledger, name: str, now: int) -> Sequence[tuple[str, NodeResources, list[tuple[Lease, str]]]]:
             if (node := ledger.nodes.get(name)) is None:
                 return ()
             claims, lends = ledger.claims_on(name), ledger.lends(name)
@@ -220,12 +222,20 @@ class PullWorkerService:
             physical = dict(node.labels).get(PHYSICAL_CORES, "")
             cores = int(physical) if physical.isdecimal() else 0
             gpu_bytes = sum(claims.free_memory(device) for device in free.gpus)
-            return [(name, NodeResources.of(node.capacity, free, gpu_bytes, cores))]
+            reserved = [
+                (lease, lease.request.task or ledger.jobs[lease.job].id)
+                for lease in ledger.leases_of(name)
+                if lease.request.task or (lease.job and lease.request.runs_on is not NodeKind.AGENT)
+            ]
+            return [(name, NodeResources.of(node.capacity, free, gpu_bytes, cores), reserved)]
 
-        workers = await self._grid.read_each(lambda ledger: ledger.nodes, resources)
-        reservations = sorted(await self._grid.read(reserved), key=lambda row: row[0].asked_at_ms)
+        rows = await self._grid.read_each(lambda ledger: page.rows, read)
+        reservations = sorted((held for *_, reserved in rows for held in reserved), key=lambda row: row[0].asked_at_ms)
         return WorkerResourceList(
-            dict(workers), [ReservationRow.of(viewer, lease, task) for lease, task in reservations]
+            workers={name: resources for name, resources, _ in rows},
+            reservations=[ReservationRow.of(viewer, lease, task) for lease, task in reservations],
+            more=page.end is not None,
+            next=page.next(),
         )
 
     async def _usage(self, name: str, reported: ReportedResources) -> Usage:

@@ -143,7 +143,7 @@ def held_leases(ledger: Ledger) -> list[tuple[Lease, Job | None]]:
 
 
 async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGenerator[EventRecord, None]:
-    """The newest events (or those after a number), and with `follow` what comes, until nobody asks any more.
+    """The newest events (or those after a number), and with `follow` new ones until the caller ends the stream.
 
     A follower is woken by events of its types or subject only, and reads what is new since its last look.
     """

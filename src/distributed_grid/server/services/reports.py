@@ -8,14 +8,13 @@ hours are computed last.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable
-from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from distributed_grid.api import requests
-from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.common import Viewer, utc
 from distributed_grid.api.answers.explanation import Explanation
 from distributed_grid.api.answers.metrics import MetricsAnswer
 from distributed_grid.api.answers.offloading import IsConnected
@@ -38,7 +37,7 @@ DAY_MS = 86_400_000
 
 
 class ReportService:
-    """Answers the read-only requests about what is and what was."""
+    """Answers the read-only requests about the present and the past."""
 
     def __init__(
         self,
@@ -188,7 +187,7 @@ async def lending_report(grid: Grid, viewer: Viewer, *, since_ms: int, by: str) 
     borrowers = _summed(entries, lambda entry: (entry.user,), ("user",))
     if by == "day":
         days = await grid.query(lambda store: store.lent(since_ms=since_ms, by_day=True))
-        rows = _summed([*map(_entry, days), *held], lambda entry: (_date(entry.day),), ("day",))
+        rows = _summed([*map(_entry, days), *held], lambda entry: (utc(entry.day * DAY_MS)[:10],), ("day",))
     elif by:
         rows = borrowers if by == "user" else lenders
     else:
@@ -225,7 +224,3 @@ def _summed(
 def _entry(row: LentRow) -> LentEntry:
     total = LentSum(row.count, row.cpu_milli_ms, row.memory_byte_ms, row.gpu_milli_ms)
     return LentEntry(row.user, row.node, row.target, row.day, total)
-
-
-def _date(day: int) -> str:
-    return datetime.fromtimestamp(day * DAY_MS / 1000, UTC).strftime("%Y-%m-%d")
