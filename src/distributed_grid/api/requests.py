@@ -41,7 +41,7 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 MAX_PAGE, MAX_SHORT_PAGE = 10_000, 1_000
 PageSize = Annotated[int, Meta(ge=1, le=MAX_PAGE, description="Rows of a page, at most.")]
 ShortPageSize = Annotated[int, Meta(ge=1, le=MAX_SHORT_PAGE, description="Rows of a page, at most.")]
-Cursor = Annotated[str, Meta(max_length=16_384, description="`next` of the page before; none for the first page.")]
+Cursor = Annotated[str, Meta(max_length=1024, description="`next` of the page before; none for the first page.")]
 Follow = Annotated[bool, Meta(description="Continue with new entries or output, until the end.")]
 Quantity = Annotated[int, Meta(ge=0, le=2**60)]
 Patterns = Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(max_length=500)]
@@ -825,7 +825,7 @@ class ListConsents(Message, frozen=True):
     """A page of the consents to move processes, by user, directory and command shape."""
 
     limit: ShortPageSize = 1_000
-    cursor: Cursor = ""
+    cursor: Annotated[str, Meta(max_length=65_536)] = ""  # it has a directory and a command shape
 
 
 class WithdrawConsent(Message, frozen=True):
