@@ -121,7 +121,7 @@ class Replay:
         self._runs: dict[str, _Run] = {}
         self._left_ms: dict[str, int] = {}
         self._held: dict[str, None] = {}
-        self._logged = {one.request.id: one for one in work}
+        self._logged = {job.request.id: job for job in work}
         self._generations = dict.fromkeys(self._nodes, 0)
         self._ahead = 0
         self._open = len(work)
