@@ -78,7 +78,7 @@ def next_offer(
             lends, withheld = limited, (*withheld, "its engine has given the rest to others")
     now = seen.at_ms
     recent = old is not None and now - old.made_at_ms < node.refresh_ms
-    names = tuple(one.name for one in paused)
+    names = tuple(pause.name for pause in paused)
     keeps = "cpu" in names or _keeps_cpu(node, seen)
     is_same = old is not None and recent and not refresh and (names, keeps) == (old.paused, old.keeps_cpu)
     if old is not None and is_same:

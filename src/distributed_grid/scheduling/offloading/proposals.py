@@ -228,9 +228,9 @@ def propose(
 def files_to_check(proposals: Sequence[Proposal]) -> dict[str, tuple[tuple[str, int], ...]]:
     """The files that processes need on their targets and that are not shipped, by target, as (path, bytes)."""
     found: dict[str, dict[tuple[str, int], None]] = {}
-    for one in proposals:
-        if one.process is not None and one.movable and one.process.needs:
-            found.setdefault(one.target, {}).update(dict.fromkeys(one.process.needs))
+    for proposal in proposals:
+        if proposal.process is not None and proposal.movable and proposal.process.needs:
+            found.setdefault(proposal.target, {}).update(dict.fromkeys(proposal.process.needs))
     return {node: tuple(files) for node, files in found.items()}
 
 

@@ -35,8 +35,8 @@ RELEASE_MS = 10_000  # what is being released, or is due, is expected to be gone
 
 
 def stated_ms(lease: Lease) -> int:
-    said, term = lease.request.expects_ms, lease.request.duration_ms
-    return min(said, term) if said and term else said or term
+    stated, term = lease.request.expects_ms, lease.request.duration_ms
+    return min(stated, term) if stated and term else stated or term
 
 
 def estimated_ms(ledger: Ledger, lease: Lease) -> int:
@@ -57,9 +57,9 @@ def projected_end_ms(ledger: Ledger, lease: Lease, now: int, *, estimates: bool 
     terms count, and statements that are not overrun."""
     if lease.state is LeaseState.RELEASING:
         return now + RELEASE_MS
-    said = lease.expected_end_ms
-    if said and said + RELEASE_MS > now:
-        return max(said, now + 1)
+    end_ms = lease.expected_end_ms
+    if end_ms and end_ms + RELEASE_MS > now:
+        return max(end_ms, now + 1)
     if lease.ends_at_ms:
         return max(lease.ends_at_ms, now + 1)
     if not estimates:

@@ -216,8 +216,8 @@ def is_served(ask: Amounts, types: Sequence[WorkerResources], memory_bytes: int 
         return False
     cpu, memory, gpu, whole = size_of(ask)
     size = (cpu, memory if memory_bytes is None else memory_bytes, gpu, whole)
-    for one in types:  # noqa: SIM110 - a generator costs twice as much, and this is called for every group
-        if fits(size, one):
+    for type_ in types:  # noqa: SIM110 - a generator costs twice as much, and this is called for every group
+        if fits(size, type_):
             return True
     return False
 

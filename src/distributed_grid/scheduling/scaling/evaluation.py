@@ -221,7 +221,7 @@ class Evaluator:
         )
         if leaving:
             reason = f"{_workers(len(leaving))} without a lease, the first for {_seconds(leaving[0].idle_ms)}"
-            ids = tuple(one.worker.id for one in leaving)
+            ids = tuple(idle.worker.id for idle in leaving)
             return ScalingPlan(
                 action="scale_down",
                 reason=reason,
