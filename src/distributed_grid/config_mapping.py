@@ -152,9 +152,13 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
         gpu_count=sharing.max_share_gpu_count,
         custom=normalized_custom(sharing.max_share_custom) if sharing.max_share_custom else None,
     )
+    capacity = NOTHING
+    if machine is not None and node.is_local:  # the declaration of a simulated one counts
+        trusted = node.trust_declared or config.is_simulated(node)
+        capacity = effective_capacity(replace(node, trust_declared=trusted), machine)
     return Node(
         name=node.name,
-        capacity=NOTHING if machine is None or not node.is_local else _local_capacity(config, node, machine),
+        capacity=capacity,
         caps=caps,
         thresholds=_thresholds(config.thresholds_for(node), cluster.pressure.excess or 0.0),
         rank=sharing.rank,
@@ -172,19 +176,14 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
     )
 
 
-def _local_capacity(config: ClusterConfig, node: NodeConfig, machine: Capacity) -> Capacity:
-    """Capacity of a node of this machine; the declaration of a simulated one counts."""
-    trusted = node.trust_declared or config.is_simulated(node)
-    return effective_capacity(replace(node, trust_declared=trusted), machine)
-
-
 def effective_capacity(node: NodeConfig, found: Capacity) -> Capacity:
     """Effective capacity of a node: the one found there, unless its declaration is trusted.
 
     GPUs that are declared and not found count only on trust, on other machines; custom resources are always declared.
     """
     cpu, memory, gpus = found.cpu_milli, found.memory_bytes, found.gpus
-    declared_gpus = _gpus(node)
+    declared_gpus = tuple(GpuDevice(index, gpu.memory_bytes, gpu.name or "") for index, gpu in enumerate(node.gpus))
+    declared_gpus = declared_gpus or tuple(GpuDevice(index) for index in range(node.gpu_count or 0))
     for what, declared, detected in (
         ("millicores", node.cpu_milli, cpu),
         ("bytes of memory", node.memory_bytes, memory),
@@ -198,12 +197,6 @@ def effective_capacity(node: NodeConfig, found: Capacity) -> Capacity:
     if declared_gpus and (node.trust_declared or node.is_local):
         gpus = declared_gpus
     return Capacity(cpu, memory, gpus, normalized_custom(node.custom))
-
-
-def _gpus(node: NodeConfig) -> tuple[GpuDevice, ...]:
-    if node.gpus:
-        return tuple(GpuDevice(index, gpu.memory_bytes, gpu.name or "") for index, gpu in enumerate(node.gpus))
-    return tuple(GpuDevice(index) for index in range(node.gpu_count or 0))
 
 
 def _thresholds(configured: ConfiguredThresholds | None, excess: float = 0.0) -> OfferThresholds | None:

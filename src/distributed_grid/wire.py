@@ -12,7 +12,7 @@ lists are sent in pages, each of which says whether there is `more`; they count 
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -693,15 +693,10 @@ _encoder = msgspec.msgpack.Encoder()
 _greeting = msgspec.msgpack.Decoder(_Greeting)
 
 
-# Each side needs one of these, and making it takes as long as the start of an interpreter.
 @functools.cache
-def _from_agent() -> msgspec.msgpack.Decoder[FromAgent]:
-    return msgspec.msgpack.Decoder(FromAgent)
-
-
-@functools.cache
-def _to_agent() -> msgspec.msgpack.Decoder[ToAgent]:
-    return msgspec.msgpack.Decoder(ToAgent)
+def _decoder(union: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Each side needs one of these, and making it takes as long as the start of an interpreter."""
+    return msgspec.msgpack.Decoder(union)
 
 
 def pages(count: int, size: int) -> list[slice]:
@@ -740,7 +735,7 @@ def encode(message: FromAgent | ToAgent) -> bytes:
 
 def decode_from_agent(data: bytes) -> FromAgent:
     """Decode and check a message of an agent; raises ProtocolError for anything else."""
-    message = _decoded(data, _from_agent())
+    message: FromAgent = _decoded(data, _decoder(FromAgent))
     if isinstance(message, AgentHello | Heartbeat) and message.capacity is not None:
         gpus, custom = message.capacity.gpus, message.capacity.custom
         if len({gpu.index for gpu in gpus}) < len(gpus) or len(dict(custom)) < len(custom):
@@ -750,19 +745,15 @@ def decode_from_agent(data: bytes) -> FromAgent:
 
 def decode_to_agent(data: bytes) -> ToAgent:
     """Decode a message of the control plane; raises ProtocolError for anything else."""
-    message = _decoded(data, _to_agent())
+    message: ToAgent = _decoded(data, _decoder(ToAgent))
     if isinstance(message, StartAttemptOrder):
-        _check_start(message.command, message.claim)
+        command, claim = message.command, message.claim
+        amounts = [claim.cpu_milli, claim.memory_bytes, *(count for _, count in claim.custom)]
+        amounts += [number for share in claim.gpus for number in (share.index, share.milli, share.memory_bytes)]
+        is_too_long = any(not 0 <= span <= MAX_RUN_MS for span in (command.timeout_ms, command.grace_ms))
+        if is_too_long or any(not 0 <= amount <= MAX_AMOUNT for amount in amounts):
+            raise ProtocolError("an order with a number out of range")
     return message
-
-
-def _check_start(command: Command, claim: Claim) -> None:
-    """Raise ProtocolError for numbers that no order has."""
-    amounts = [claim.cpu_milli, claim.memory_bytes, *(count for _, count in claim.custom)]
-    amounts += [number for share in claim.gpus for number in (share.index, share.milli, share.memory_bytes)]
-    times = (command.timeout_ms, command.grace_ms)
-    if any(not 0 <= amount <= MAX_AMOUNT for amount in amounts) or any(not 0 <= time <= MAX_RUN_MS for time in times):
-        raise ProtocolError("an order with a number out of range")
 
 
 def check_greeting(data: bytes, *, mine: str, theirs: str) -> None:

@@ -66,6 +66,10 @@ def test_a_long_queue_is_shown_in_part_with_the_number_left_out(grid: Shell) -> 
     assert f"{QUEUED:,} waiting" in text
     assert f"… and {QUEUED + 1 - 10:,} more (grid jobs list)" in text
     assert f"{QUEUED:,} queued" in text
+    rows = [line.split() for line in grid("status", "--all", check=0).stdout.splitlines()]
+    shown = [row[0] for row in rows if row[1:2] in (["queued"], ["running"]) and row[0] != "and"]
+    assert shown[0] == "runs"
+    assert sorted(shown) == sorted(["runs", *(f"j{number}" for number in range(QUEUED))])
     listed = grid("jobs", "list", check=0)
     assert listed.stderr.startswith(f"grid: the last 200 of {QUEUED + 1:,} jobs; ")
     assert len(listed.stdout.splitlines()) == 201

@@ -147,9 +147,8 @@ def test_no_list_is_cut_without_a_word(grid: Shell) -> None:
     with Client(StateDir(grid.state_dir), may_start=False) as client:
         for number in range(55):
             name = f"{number:032x}"
-            client.call("submit_job", request_id=name, argv=["true"], job_id=f"held-{number}", require=[], amount=1)
-        for number in range(55):
-            client.call("wait_for_job", job_id=f"{number:032x}")
+            client.submit_job(request_id=name, argv=["true"], job_id=f"held-{number}", require=[], amount=1)
+            client.wait_for_job(job_id=name)  # ended jobs are listed in the order of their ends
     lines = grid("events", "--json", check=0)
     events = [json.loads(line) for line in lines.stdout.splitlines()]
     assert len(events) > 200

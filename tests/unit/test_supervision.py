@@ -64,7 +64,7 @@ async def main():
     grid = Grid(store, GridClock())
     await grid.start()
     store.is_damaged = True
-    await grid.handle(NodeDeclared(Node("gpu1")))
+    await grid.handle(NodeDeclared(Node(name="gpu1")))
 
 logging.basicConfig()
 end_process_on_failure(Path(sys.argv[1]))
@@ -93,10 +93,10 @@ from distributed_grid.supervision import end_process_on_failure
 async def main():
     grid = Grid(SqliteStore(Path(sys.argv[2]), max_io_errors=3, io_error_seconds=0), GridClock())
     await grid.start()
-    await grid.handle(NodeDeclared(Node("gpu1")))
+    await grid.handle(NodeDeclared(Node(name="gpu1")))
     if "breaks" in sys.argv:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-        await grid.handle_with_retry(NodeDeclared(Node("gpu2")))
+        await grid.handle_with_retry(NodeDeclared(Node(name="gpu2")))
     print(*grid.ledger.nodes)
     await grid.stop()
 

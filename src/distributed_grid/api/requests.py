@@ -822,7 +822,10 @@ class CancelMove(Message, frozen=True):
 
 
 class ListConsents(Message, frozen=True):
-    """Consents to move processes, by command shape."""
+    """A page of the consents to move processes, by user, directory and command shape."""
+
+    limit: ShortPageSize = 1_000
+    cursor: Annotated[str, Meta(max_length=65_536)] = ""  # it has a directory and a command shape
 
 
 class WithdrawConsent(Message, frozen=True):

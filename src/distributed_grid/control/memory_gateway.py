@@ -95,8 +95,10 @@ class MemoryGateway:
         else:
             moving = effect.block.moving
             assert moving is not None
-            target = endpoint_of(ledger.memory_servers[moving.place.node])
-            ticket = issue_fill_ticket(ledger, effect.block, self._grid.now_ms())
+            lender = ledger.memory_servers[moving.place.node]
+            target = Endpoint(lender.host, lender.port, lender.fingerprint, lender.path, lender.incarnation)
+            rights, now = READ | WRITE | FILL, self._grid.now_ms()
+            ticket = _issue(ledger, effect.block, moving.place, moving.generation, rights, now)
             agent.send(MakeCopyOrder(moving.source, moving.generation, target, ticket, effect.node))
 
     def catch_up(self, node: str) -> None:
@@ -211,16 +213,6 @@ def _unknown_copies(ledger: Ledger, message: MemoryServedReport) -> list[str]:
 
 def issue_use_ticket(ledger: Ledger, block: Block, copy: BlockCopy, now: int) -> Ticket:
     return _issue(ledger, block, copy, block.generation, READ | WRITE, now)
-
-
-def issue_fill_ticket(ledger: Ledger, block: Block, now: int) -> Ticket:
-    """A ticket to fill the copy that is being made of a block."""
-    assert block.moving is not None
-    return _issue(ledger, block, block.moving.place, block.moving.generation, READ | WRITE | FILL, now)
-
-
-def endpoint_of(lender: MemoryServerRow) -> Endpoint:
-    return Endpoint(lender.host, lender.port, lender.fingerprint, lender.path, lender.incarnation)
 
 
 def _issue(ledger: Ledger, block: Block, copy: BlockCopy, generation: int, rights: int, now: int) -> Ticket:

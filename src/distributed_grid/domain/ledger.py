@@ -30,7 +30,7 @@ from distributed_grid.domain.leases import Lease, Request, first_fence
 from distributed_grid.domain.moves import MOVE_PREFIX, AutoOffloadState, DegradedNode, Move, MoveConsent, OffloadWatch
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer, pressure
 from distributed_grid.domain.rebalancing import GRID_USER, RebalanceState
-from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
+from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim
 from distributed_grid.domain.rows import Counter, R, Row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState, MoveState, NodeState
@@ -218,7 +218,18 @@ class Ledger:
         if lease.request.task and (old is not None and old.holds) != lease.holds:
             _index(self.reservations_on, lease.node, lease.id, holds=lease.holds)
         if old is not None:
-            self._unindex(old)
+            for awaited in old.awaits:
+                _index(self.awaiting, awaited, old.id, holds=False)
+            if old.state is LeaseState.ASKED:
+                remove_sorted(self.waiting, old.queue_key)
+                group = old.queue_group
+                members = self.queue_groups[group]
+                remove_sorted(members, old.age_key)
+                self.waiting_index.remove(old, members)
+                if not members:
+                    del self.queue_groups[group]
+            if old.deadline_ms:
+                remove_sorted(self.due, (old.deadline_ms, old.id))
         if lease.is_over:
             self.running.remove(lease)
             if lease.id == lease.request.id:
@@ -237,20 +248,6 @@ class Ledger:
             insort(self.due, (lease.deadline_ms, lease.id))
         if lease.holds:
             self.running.put(lease, self.jobs.get(lease.job), self.columns.row_of(lease.node))
-
-    def _unindex(self, old: Lease) -> None:
-        for awaited in old.awaits:
-            _index(self.awaiting, awaited, old.id, holds=False)
-        if old.state is LeaseState.ASKED:
-            remove_sorted(self.waiting, old.queue_key)
-            group = old.queue_group
-            members = self.queue_groups[group]
-            remove_sorted(members, old.age_key)
-            self.waiting_index.remove(old, members)
-            if not members:
-                del self.queue_groups[group]
-        if old.deadline_ms:
-            remove_sorted(self.due, (old.deadline_ms, old.id))
 
     def _count_lease(self, old: Lease | None, new: Lease) -> None:
         """Move the sums from the old claim to the new one; most transitions change neither."""
@@ -374,27 +371,24 @@ class Ledger:
             self.columns.asking[row] = False
             self.asking_nodes.pop(node.name, None)
         _mark(self.pull_nodes, node.name, is_in=node.is_pull and not node.is_over)
-        self._write_terms(node.name)
-        self._write_free(node.name)
-
-    def _write_terms(self, name: str) -> None:
-        """Update the columns that depend on the node's own row only, not on leases and offers."""
-        columns, node = self.columns, self.nodes.get(name)
-        row = columns.row_of(name)
-        columns.local[row] = node is not None and node.host == "local"
-        columns.home[row] = node is not None and node.host == "local" and node.role == "head"
-        columns.simulated[row] = node is not None and node.simulated
-        columns.pull[row] = node is not None and node.is_pull
+        # The columns that depend on the node's own row only, not on leases and offers.
+        columns, there = self.columns, self.nodes.get(node.name)
+        row = columns.row_of(node.name)
+        columns.local[row] = there is not None and there.host == "local"
+        columns.home[row] = there is not None and there.host == "local" and there.role == "head"
+        columns.simulated[row] = there is not None and there.simulated
+        columns.pull[row] = there is not None and there.is_pull
         columns.rank[row], columns.speed[row], columns.cost[row] = (
-            (node.rank, node.speed_milli, node.cost_milli) if node is not None else (0, 0, 0)
+            (there.rank, there.speed_milli, there.cost_milli) if there is not None else (0, 0, 0)
         )
-        most = node.lendable if node is not None else NOTHING
+        most = there.lendable if there is not None else NOTHING
         columns.lends_cpu[row] = most.cpu_milli
         columns.lends_memory[row] = most.memory_bytes
         columns.lends_gpus[row] = len(most.gpus)
         columns.model[row] = columns.model_of(device.name for device in most.gpus) if most.gpus else 0
         columns.terms += 1
-        self._write_pressure(name)
+        self._write_pressure(node.name)
+        self._write_free(node.name)
 
     def _write_free(self, name: str) -> None:
         """Update the free amounts of a node, and whether it is open."""
@@ -414,7 +408,11 @@ class Ledger:
         if lends.memory_bytes:
             slack += 1000 * memory // lends.memory_bytes
         if lends.gpus:
-            columns.put_devices(row, [_device_free(device, claims) for device in lends.gpus])
+            parts = []  # 0 while a preemptor and its victims are both on a device
+            for device in lends.gpus:
+                free = max(claims.free_milli(device), 0)
+                parts.append(free if not device.exclusive else WHOLE_ONLY if free == WHOLE_GPU else 0)
+            columns.put_devices(row, parts)
         elif columns.devices[row, 0] != NO_DEVICE:
             columns.put_devices(row, ())
         columns.slack[row] = max(slack, 0) * THOUSANDTH
@@ -508,11 +506,8 @@ class Ledger:
             assert has_job == (is_dead or move.process is None), f"{move.id} is {move.state}, its job {move.job!r}"
         for lease in self.leases.values():
             is_room = lease.request.user == GRID_USER and lease.id.startswith(MOVE_PREFIX)
-            assert not is_room or self._keeps(lease.id), f"room {lease.id} is kept for no move"
-
-    def _keeps(self, lease_id: str) -> bool:
-        move = self.moves.get(lease_id)
-        return move is not None and move.lease_id == lease_id
+            is_kept = lease.id in self.moves and self.moves[lease.id].lease_id == lease.id
+            assert not is_room or is_kept, f"room {lease.id} is kept for no move"
 
 
 _COMPARED_APART = frozenset({"_tables", "_caches", "columns", "running", "node_claims", "leases_on"})
@@ -534,14 +529,6 @@ def _claims_in(sums: dict[str, NodeClaims], name: str) -> NodeClaims:
     if claims is None:
         claims = sums[name] = NodeClaims()
     return claims
-
-
-def _device_free(device: GpuDevice, claims: NodeClaims) -> int:
-    """Free part of a device, as in its column; 0 while a preemptor and its victims are both on it."""
-    free = max(claims.free_milli(device), 0)
-    if not device.exclusive:
-        return free
-    return WHOLE_ONLY if free == WHOLE_GPU else 0
 
 
 def _labels(node: Node) -> frozenset[tuple[str, str]]:

@@ -346,7 +346,16 @@ class _CommandMask:
         secrets, value = self._secrets, _unquoted(word)
         is_option = word.startswith("-") and len(word) > 1
         if previous.startswith("-") and _OPTION_NAME.fullmatch(previous):
-            if self._takes_secret(previous) and not _OPTION.fullmatch(word):
+            # The next word is a secret because of the program.
+            has_options = bool(secrets.options) and (self._has_subcommand or not secrets.subcommand)
+            is_flagged = (
+                bool(secrets.flags)
+                and not previous.startswith("--")
+                and f"-{previous[-1:]}" in secrets.options
+                and all(flag in secrets.flags for flag in previous[1:-1])
+            )
+            takes_secret = has_options and (previous in secrets.options or is_flagged)
+            if takes_secret and not _OPTION.fullmatch(word):
                 return word if self._is_shown(value) else MASK
             if not _OPTION.fullmatch(word) and holds_secret(previous, value, in_code=self._depth > 0):
                 return MASK
@@ -401,21 +410,6 @@ class _CommandMask:
             return MASK
         return None
 
-    def _takes_secret(self, option: str) -> bool:
-        """True if the next word is a secret because of the program."""
-        secrets = self._secrets
-        if not secrets.options or (secrets.subcommand and not self._has_subcommand):
-            return False
-        if option in secrets.options:
-            return True
-        letter = option[-1:]
-        return bool(
-            secrets.flags
-            and not option.startswith("--")
-            and f"-{letter}" in secrets.options
-            and all(flag in secrets.flags for flag in option[1:-1])
-        )
-
     def _is_shown(self, value: str) -> bool:
         secrets = self._secrets
         if secrets.needs and secrets.needs not in value:
@@ -437,14 +431,19 @@ class _CommandMask:
             word = _WINDOWS_OPTION.sub(rf"\g<kept>{MASK}", word)
         if self._depth < MAX_DEPTH:
             if self._depth:  # a word of code has spaces only within quotes
-                return _mask_patterns(_QUOTED.sub(self._masked_quotes, word))
+                depth = self._depth + 1
+                masked = _QUOTED.sub(
+                    lambda quoted: (
+                        f"{quoted[0][0]}{_mask_code(quoted[0][1:-1], depth)}{quoted[0][0]}"
+                        if _SPACE.search(quoted[0])
+                        else quoted[0]
+                    ),
+                    word,
+                )
+                return _mask_patterns(masked)
             if len(word) <= MAX_CODE_CHARS and _SPACE.search(word):
                 return _mask_code(word, 1)
         return _mask_patterns(word)
-
-    def _masked_quotes(self, found: re.Match[str]) -> str:
-        quoted = found[0]
-        return f"{quoted[0]}{_mask_code(quoted[1:-1], self._depth + 1)}{quoted[0]}" if _SPACE.search(quoted) else quoted
 
 
 _NOTHING = ProgramSecrets()
@@ -493,7 +492,10 @@ def _mask_patterns(text: str) -> str:
         text = _BEARER.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
         text = _SQL.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
     if "</" in text:
-        text = _XML.sub(_masked_element, text)
+        text = _XML.sub(
+            lambda found: _with_mask(found, "secret") if holds_secret(found["name"], found["secret"]) else found[0],
+            text,
+        )
     return mask_tokens(text)
 
 
@@ -525,7 +527,19 @@ def _mask_named(text: str) -> str:
         at = match.end()
         if not is_secret_name(match["name"]) and not match["name"].lower().endswith(("key", "sas", "hash", "salt")):
             continue
-        start, stop = _value_span(text, at)
+        for opening in ('\\"', "\\'", '"', "'"):  # the value without its quotes
+            if text.startswith(opening, at):
+                start = at + len(opening)
+                stop = text.find(opening, start)
+                stop = stop if stop >= 0 else len(text)
+                break
+        else:
+            start, closing = at, text.find("]", at)
+            if text.startswith("[", at):
+                stop = closing + 1 if closing >= 0 else len(text)
+            else:
+                unquoted = _UNQUOTED.match(text, at)
+                stop = unquoted.end() if unquoted is not None else at
         value = text[start : min(stop, start + MAX_DECIDING_CHARS)]
         if match["sep"] == ":" and _VERSION.fullmatch(value):
             continue
@@ -535,24 +549,6 @@ def _mask_named(text: str) -> str:
         end = at = stop if stop - start < MAX_DECIDING_CHARS else _UNQUOTED_REST.match(text, stop).end()  # type: ignore[union-attr]
     parts.append(text[end:])
     return "".join(parts)
-
-
-def _value_span(text: str, at: int) -> tuple[int, int]:
-    """Span of the value that begins there, without its quotes."""
-    for opening in ('\\"', "\\'", '"', "'"):
-        if text.startswith(opening, at):
-            start = at + len(opening)
-            stop = text.find(opening, start)
-            return start, stop if stop >= 0 else len(text)
-    if text.startswith("[", at):
-        stop = text.find("]", at)
-        return at, stop + 1 if stop >= 0 else len(text)
-    match = _UNQUOTED.match(text, at)
-    return (at, match.end()) if match is not None else (at, at)
-
-
-def _masked_element(found: re.Match[str]) -> str:
-    return _with_mask(found, "secret") if holds_secret(found["name"], found["secret"]) else found[0]
 
 
 def _with_mask(found: re.Match[str], group: str, *, in_code: bool = False) -> str:

@@ -135,8 +135,8 @@ def restore_copy(ledger: Ledger, order: RestoreCopy, now: int) -> Decision:
     if target is None:
         return Decision([replace(block, tried_at_ms=now)])
     back = source.on_disk
-    why = "there is room in memory again" if back else "a copy is missing"
-    return _start_move(block, source, target, decision, now, keep=not back, why=why)
+    reason = "there is room in memory again" if back else "a copy is missing"
+    return _start_move(block, source, target, decision, now, keep=not back, why=reason)
 
 
 def _start_move(
@@ -271,8 +271,8 @@ def on_served(ledger: Ledger, event: MemoryServed, now: int) -> Decision:
         block = ledger.blocks[block_id]
         there = [place for place in block.everywhere if place.node == lender.node]
         lost = [place.copy for place in there if _is_lost(block, place, lender.incarnation, event.on_disk)]
-        why = f"the memory of {lender.node or 'the control plane'} was lost with its processes"
-        decision.follow += [CopyLost(block_id, copy, why) for copy in lost]
+        reason = f"the memory of {lender.node or 'the control plane'} was lost with its processes"
+        decision.follow += [CopyLost(block_id, copy, reason) for copy in lost]
         fresh = [place.copy for place in there if not place.on_disk and not place.incarnation]
         if fresh:
             decision.changes.append(_with_incarnation(block, fresh, lender.incarnation))
@@ -314,8 +314,8 @@ def on_memory_reclaim_requested(ledger: Ledger, event: MemoryReclaimRequested, n
     items = [CoverItem(block.size_bytes, 0, (block.size_bytes,)) for block, _ in free]
     cover = lightest_cover(items, (short,), _UNLIMITED)
     chosen = free if cover is None else [free[number] for number in cover]
-    why = f"the owner of {event.node} needs its memory"
-    return Decision(follow=[CopyUnwanted(block.id, place.copy, why) for block, place in chosen])
+    reason = f"the owner of {event.node} needs its memory"
+    return Decision(follow=[CopyUnwanted(block.id, place.copy, reason) for block, place in chosen])
 
 
 def copies_to_move(

@@ -59,8 +59,8 @@ def on_asked(ledger: Ledger, event: BlockAsked, now: int) -> Decision:
         spot = spot_for(ledger, block, now, besides=tuple(taken))
         if spot is None:
             request = copy_request(ledger, block, now, besides=tuple(taken))
-            why = reasons.why_no_room(ledger, request, now)
-            raise Refused(f"{NO_NODES}: {'; '.join(map(str, why)) or 'the grid has no nodes'}", why)
+            reason = reasons.why_no_room(ledger, request, now)
+            raise Refused(f"{NO_NODES}: {'; '.join(map(str, reason)) or 'the grid has no nodes'}", reason)
         taken.append(spot[1].node)
     decision = Decision()
     block = add_copy(ledger, block, decision, now)

@@ -236,8 +236,8 @@ def _charge(ledger: Ledger, cause: Cause, decision: Decision, now: int) -> Decis
         if record.type in _OMITTED:
             seen = replace(seen, records_spent_until_ms=max(seen.records_spent_until_ms, now) + REPORT_REFILL_MS)
         if record.type in _OMITTED and seen.records_omitted:
-            why = f"{seen.records_omitted} reports of its agent were not recorded: there were too many"
-            records.append(Record("reports-omitted", "", name, name, why, data={"count": seen.records_omitted}))
+            reason = f"{seen.records_omitted} reports of its agent were not recorded: there were too many"
+            records.append(Record("reports-omitted", "", name, name, reason, data={"count": seen.records_omitted}))
             seen = replace(seen, records_omitted=0)
         records.append(replace(record, reason=record.reason[:MAX_REASON_CHARS]) if record.type in _OMITTED else record)
     decision.records = records

@@ -260,8 +260,10 @@ def _pauses(ledger: Ledger, node: str) -> list[PauseAttempt]:
     if row is None:
         paused = (job for job in ledger.jobs_of(node) if job.state is JobState.PAUSED)
         return [PauseAttempt(node, job, paused=False, why="") for job in paused]
-    why = f"{node} is degraded: {row.why}"
-    return [PauseAttempt(node, ledger.jobs[uid], paused=True, why=why) for uid in sorted(jobs_to_pause(ledger, node))]
+    reason = f"{node} is degraded: {row.why}"
+    return [
+        PauseAttempt(node, ledger.jobs[uid], paused=True, why=reason) for uid in sorted(jobs_to_pause(ledger, node))
+    ]
 
 
 def most_held_bytes(ledger: Ledger, lease: Lease) -> int:

@@ -208,8 +208,8 @@ def _note_use(
         decision.changes.append(replace(state, **{str(resource): watch}))
     if not binding.in_use:
         data = {"action": USED, "resource_type": str(resource), "target_node": target, "source_node": lease.node}
-        why = f"tasks of {lease.engine} use it"
-        decision.records.append(Record("rebalanced", GRID_USER, lease.id, target, why, data={**data}))
+        reason = f"tasks of {lease.engine} use it"
+        decision.records.append(Record("rebalanced", GRID_USER, lease.id, target, reason, data={**data}))
 
 
 def _is_valid(binding: Binding | None, place: EngineNode, there: set[str] | None, asked_at_ms: int) -> bool:
@@ -241,9 +241,9 @@ def expire_lost_nodes(ledger: Ledger, now: int) -> Decision:
             and not node.engine_node
             and now - node.engine_lost_ms >= (node.hold_ms or LOST_AFTER_MS)
         ):
-            why = f"{node.engine} has lost {node.name}, and it did not come back within its hold"
+            reason = f"{node.engine} has lost {node.name}, and it did not come back within its hold"
             backed = [lease for lease in ledger.leases_of(node.name) if lease.engine]
-            lost = [LeaseLost(lease.id, why) for lease in backed if not lease.job]
+            lost = [LeaseLost(lease.id, reason) for lease in backed if not lease.job]
             decision.follow += lost[:MAX_LEASES_PER_STEP]
             if lost[MAX_LEASES_PER_STEP:]:  # the rest in the next steps
                 decision.later = [TimePassed()]

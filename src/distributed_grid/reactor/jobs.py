@@ -184,8 +184,8 @@ def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
         raise Refused(f"{lease.id} is kept for a move; to end that type: grid offload cancel {lease.id}")
     if not lease.job:
         return leases.on_released(ledger, event, now)
-    why = event.detail or f"its lease was released by {event.by}"
-    decision = stop_job(ledger, ledger.jobs[lease.job], Ending.CANCELLED, why, now)
+    reason = event.detail or f"its lease was released by {event.by}"
+    decision = stop_job(ledger, ledger.jobs[lease.job], Ending.CANCELLED, reason, now)
     after = [row for row in decision.changes if isinstance(row, Lease) and row.id == lease.id]
     decision.answer = LeaseAnswer(after[-1] if after else lease)
     return decision
@@ -342,9 +342,9 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
             estimate = replace(job.estimate, memory_limits=bigger.limits)
             job = replace(job, overruns=job.overruns + 1, estimate=estimate)
             decision.changes += _requeue(ledger, job, now, counts=False)  # that costs none of its retries
-            why = f"{over.outcome.detail if over.outcome is not None else ''}; {bigger.why}"
+            reason = f"{over.outcome.detail if over.outcome is not None else ''}; {bigger.why}"
             data: dict[str, str | int | list[str]] = {"job_id": job.id, "memory_limit_bytes": job.given_limit_bytes}
-            decision.records.append(Record("requeued", job.request.user, job.uid, over.node, why, data=data))
+            decision.records.append(Record("requeued", job.request.user, job.uid, over.node, reason, data=data))
             decision.follow = [ScanQueue()]
             return decision
         outcome = replace(outcome, detail=f"{outcome.detail}; {bigger.why}")
@@ -355,8 +355,8 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     if not job.request.use_lease and (goes_on or (outcome.may_be_retried and job.retries_left > 0)):
         evicted_by = attempt.node if is_evicted and attempt.pid else ""
         decision.changes += _requeue(ledger, job, now, counts=not goes_on, evicted_by=evicted_by)
-        why = outcome.detail or str(outcome.ending)
-        record = Record("requeued", job.request.user, job.uid, attempt.node, why, data={"job_id": job.id})
+        reason = outcome.detail or str(outcome.ending)
+        record = Record("requeued", job.request.user, job.uid, attempt.node, reason, data={"job_id": job.id})
         decision.records.append(record)
         decision.follow = [ScanQueue()]
         decision.answer = JobAnswer(job)

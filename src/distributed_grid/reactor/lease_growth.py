@@ -45,9 +45,9 @@ def on_outgrown(ledger: Ledger, event: AttemptOutgrown, now: int) -> Decision:
     if held <= size:
         return Decision()
     wanted = min(-(-(held + held // GROWTH_DIVISOR) // MB) * MB, MAX_AMOUNT)
-    most, why = _most_bytes(ledger, lease, wanted)
+    most, reason = _most_bytes(ledger, lease, wanted)
     is_worth_it = most >= held or most - size >= held // PART_DIVISOR
-    refused = f"it holds {_gb(held)}: {why}" if most < held else ""
+    refused = f"it holds {_gb(held)}: {reason}" if most < held else ""
     if is_worth_it:
         return _grow(ledger, job, attempt, lease, most, held, refused, now)
     if attempt.growth_refused:
@@ -65,11 +65,14 @@ def _most_bytes(ledger: Ledger, lease: Lease, wanted: int) -> tuple[int, str]:
         return size, f"its lease of {_gb(size)} cannot grow: {node.name} is {node.state}"
     free = free_bytes(ledger, node)
     beside = f"beside its lease of {_gb(size)}"
-    most, why = size + free, f"{node.name} has {gigabytes(free) if free else 'no memory'} free {beside}"
+    most, reason = size + free, f"{node.name} has {gigabytes(free) if free else 'no memory'} free {beside}"
     left = Quotas(ledger).memory_left(lease.request) if ledger.policy.quotas else None
     if left is not None and size + left[0] < min(most, wanted):
-        most, why = size + left[0], f"quota of {left[1]}: {gigabytes(left[0]) if left[0] else 'nothing'} left {beside}"
-    return min(most, wanted), why
+        most, reason = (
+            size + left[0],
+            f"quota of {left[1]}: {gigabytes(left[0]) if left[0] else 'nothing'} left {beside}",
+        )
+    return min(most, wanted), reason
 
 
 def _grow(

@@ -202,12 +202,12 @@ def settle_due(ledger: Ledger, order: SettleDue, now: int) -> Decision:
 def _withdraw(ledger: Ledger, waits: list[Lease], now: int) -> Decision:
     """Withdraw requests that have waited for too long. They hold no resources, so their order does not matter."""
     decision = Decision()
-    why: dict[object, str] = {}
+    texts: dict[object, str] = {}
     for lease in waits:
         key = reasons.reason_key(ledger, lease.request)
-        if key not in why and len(why) < MAX_REASONS_PER_STEP:
-            why[key] = "; ".join(map(str, reasons.why_not_now(ledger, lease.request, now)))
-        detail, job = reasons.timeout_reason(lease, why.get(key, NO_ROOM), now), ledger.jobs.get(lease.job)
+        if key not in texts and len(texts) < MAX_REASONS_PER_STEP:
+            texts[key] = "; ".join(map(str, reasons.why_not_now(ledger, lease.request, now)))
+        detail, job = reasons.timeout_reason(lease, texts.get(key, NO_ROOM), now), ledger.jobs.get(lease.job)
         if job is not None:
             ended = give_up_waiting(ledger, job, detail, now)
         else:

@@ -126,10 +126,10 @@ def _carve(ledger: Ledger, place: Placement, user: Lease, fence: int, now: int) 
         taken = claimed_amount(lease, resource) - claimed_amount(replace(lease, claim=left), resource)
         state = states.get(target) or ledger.rebalance_states.get(target) or RebalanceState(node=target)
         states[target] = replace(state, **{str(resource): replace(state.watch(resource), used_at_ms=now)})
-        why = f"{describe(resource, taken)} of it for {user.job or user.id}"
+        reason = f"{describe(resource, taken)} of it for {user.job or user.id}"
         data: dict[str, str | int | list[str]] = {"action": USED, "resource_type": str(resource), "target_node": target}
         data |= {"source_node": lease.node, "allocation_id": user.id}
-        decision.records.append(Record("rebalanced", GRID_USER, lease_id, target, why, data=data))
+        decision.records.append(Record("rebalanced", GRID_USER, lease_id, target, reason, data=data))
         if is_used_up(lease, left):
             leaving = replace(lease, state=advance(lease.state, Step.RELEASE))
             decision.changes.append(_ended(leaving, LeaseEnd.RELEASED, "all of it is used", now))
@@ -175,20 +175,20 @@ def preempt_victims(
     ended = set()
     for lease_id in plan.victims:
         victim = ledger.leases[lease_id]
-        why = f"made room for {preemptor.request.priority.name.lower()} request {preemptor.id}"
-        record = lease_record("preempted", victim, ledger.jobs.get(victim.job), why)
+        reason = f"made room for {preemptor.request.priority.name.lower()} request {preemptor.id}"
+        record = lease_record("preempted", victim, ledger.jobs.get(victim.job), reason)
         record.data["preemptor"] = preemptor.id
         decision.records.append(record)
-        leaving = replace(victim, state=advance(victim.state, Step.RELEASE), preempted_by=preemptor.id, detail=why)
+        leaving = replace(victim, state=advance(victim.state, Step.RELEASE), preempted_by=preemptor.id, detail=reason)
         if not victim.job:
-            decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, why, now))
-            decision.changes += _gang_ended(ledger, victim, LeaseEnd.PREEMPTED, why, now, besides=set(plan.victims))
+            decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, reason, now))
+            decision.changes += _gang_ended(ledger, victim, LeaseEnd.PREEMPTED, reason, now, besides=set(plan.victims))
             decision.changes += settle_account(ledger, victim.request.user, now)
             decision.changes += _used_workers(ledger, decision.changes, now)
             ended.add(lease_id)
             continue
         job = ledger.jobs[victim.job]
-        stop = StopOrder(Ending.PREEMPTED, why, now, requeue=True)
+        stop = StopOrder(Ending.PREEMPTED, reason, now, requeue=True)
         decision.changes += [leaving, replace(job, state=advance(job.state, Step.STOP), stop=stop)]
     return decision, tuple(lease_id for lease_id in plan.awaits if lease_id not in ended)
 

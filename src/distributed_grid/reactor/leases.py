@@ -85,12 +85,12 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
         decision, lease, job = displaced
         decision.follow = [ScanQueue()] if ledger.waiting else []
         return _with_shape(ledger, _with_answer(decision, asked, lease, job), request)
-    why = reasons.texts(reasons.why_not_now(ledger, request, now))
+    reason = reasons.texts(reasons.why_not_now(ledger, request, now))
     if request.wait_ms <= 0:
-        raise Refused(no_offers_message(why), why)
-    waiting = lease_record("queued", lease, job, "; ".join(why))
+        raise Refused(no_offers_message(reason), reason)
+    waiting = lease_record("queued", lease, job, "; ".join(reason))
     rows = [lease] if job is None else [lease, job]
-    answer = LeaseAnswer(lease, why) if job is None else JobAnswer(job, lease, why)
+    answer = LeaseAnswer(lease, reason) if job is None else JobAnswer(job, lease, reason)
     return _with_shape(ledger, Decision([*rows], [asked, waiting], answer), request)
 
 
@@ -121,11 +121,11 @@ def _check_possible(ledger: Ledger, request: Request) -> None:
         raise Refused(beyond, (beyond,))
     never = reasons.never_fits(ledger, request)
     if never is not None and not worker_could_serve(ledger, request):
-        start, why = (
+        start, reason = (
             "No resource offers available" if not ledger.nodes else "No node can ever lend",
             reasons.texts(never),
         )
-        raise Refused(f"{start} {reasons.describe_amounts(request.ask)}: {'; '.join(why)}", why)
+        raise Refused(f"{start} {reasons.describe_amounts(request.ask)}: {'; '.join(reason)}", reason)
 
 
 def _preempt(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[Decision, Lease, Job | None] | None:

@@ -190,8 +190,8 @@ def _declare_lost(ledger: Ledger, node: Node, decision: Decision) -> None:
         node = replace(node, state=advance(node.state, Step.LOSE))
         decision.changes.append(node)
         decision.records.append(Record("node-lost", "", node.name, node.name, "its holds have run out"))
-    why = f"{node.name} was not heard from for longer than its hold of {node.hold_ms / 1000:g} s"
-    lost = [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name)]
+    reason = f"{node.name} was not heard from for longer than its hold of {node.hold_ms / 1000:g} s"
+    lost = [LeaseLost(lease.id, reason) for lease in ledger.leases_of(node.name)]
     decision.follow += lost[:room]
     if lost[room:]:
         decision.later = [TimePassed()]
@@ -206,5 +206,5 @@ def _check_pull_worker(ledger: Ledger, node: Node, seen: NodeObservation | None,
         if attempt is None or job.state is not JobState.ASSIGNED or now - attempt.assigned_at_ms <= UNTAKEN_MS:
             continue
         if len(decision.follow) < MAX_LEASES_PER_STEP and not ledger.leases[attempt.lease_id].awaits:
-            why = f"{node.name} did not take it within {UNTAKEN_MS // 1000} s"
-            decision.follow.append(LeaseReclaimed(attempt.lease_id, why))
+            reason = f"{node.name} did not take it within {UNTAKEN_MS // 1000} s"
+            decision.follow.append(LeaseReclaimed(attempt.lease_id, reason))

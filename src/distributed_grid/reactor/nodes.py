@@ -83,8 +83,8 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
         new = suspected_node(_undrained(new))
     decision = Decision()
     if new.is_pull != old.is_pull:  # another kind of node, which cannot report the attempts of the old one
-        why = f"{old.name} is another node now"
-        decision.follow += [LeaseLost(lease.id, why) for lease in ledger.leases_of(old.name)]
+        reason = f"{old.name} is another node now"
+        decision.follow += [LeaseLost(lease.id, reason) for lease in ledger.leases_of(old.name)]
     excess = None
     if new.lendable != old.lendable:  # recovered leases are checked when the node is heard
         held = (lease for lease in ledger.leases_of(new.name) if not lease.recovered)
@@ -92,8 +92,8 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
         excess = NodeClaims(claims).excess_over(new.lendable) or shared_though_exclusive(claims, new.lendable)
     if excess is not None:
         new = replace(new, capacity=old.capacity, caps=old.caps)
-        why = f"still {excess}: keeps its old limits until the next start"
-        decision.records.append(Record("node-kept", "", old.name, old.name, why))
+        reason = f"still {excess}: keeps its old limits until the next start"
+        decision.records.append(Record("node-kept", "", old.name, old.name, reason))
     if new != old:
         if new.lendable not in (old.lendable, NOTHING):
             decision.records.append(_declared(new))
@@ -141,8 +141,8 @@ def on_epoch_reported(ledger: Ledger, event: EpochReported, now: int) -> Decisio
         return Decision()
     if not is_plausible_epoch(event.epoch, own):
         raise Refused(f"{event.node} reports epoch {event.epoch}, and this control plane is at {own}")
-    why = f"its agent has seen epoch {event.epoch}, this control plane is at {own}: fences there begin above both"
-    return Decision([replace(node, epoch=event.epoch + 1)], [Record("node-epoch", "", node.name, node.name, why)])
+    reason = f"its agent has seen epoch {event.epoch}, this control plane is at {own}: fences there begin above both"
+    return Decision([replace(node, epoch=event.epoch + 1)], [Record("node-epoch", "", node.name, node.name, reason)])
 
 
 def on_agent_rejected(ledger: Ledger, event: AgentRejected, now: int) -> Decision:
@@ -255,8 +255,8 @@ def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
     seen = ledger.observations.get(node.name)
     missing = seen.missing if seen is not None else ()  # of another agent, which was not stopped
     kept = {attempt.lease_id for attempt in missing}
-    why = f"{node.name} has left" if node.is_pull else f"the agent of {node.name} was stopped"
-    lost = [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name) if lease.id not in kept]
+    reason = f"{node.name} has left" if node.is_pull else f"the agent of {node.name} was stopped"
+    lost = [LeaseLost(lease.id, reason) for lease in ledger.leases_of(node.name) if lease.id not in kept]
     if lost[MAX_LEASES_PER_STEP:]:
         draining = replace(node, state=state, wanted=False)
         changes: list[Row] = [draining] if draining != node else []

@@ -192,15 +192,15 @@ def on_offload_pressure_read(ledger: Ledger, event: events.OffloadPressureRead, 
     decision = Decision([*watches])
     low_since_ms = {watch.node: watch.low_since_ms for watch in watches}
     for row in scan.ledger.degraded.values():
-        why = why_restored(scan, row, low_since_ms.get(row.node))
-        if why:
-            _restore([row], why, decision)
+        reason = why_restored(scan, row, low_since_ms.get(row.node))
+        if reason:
+            _restore([row], reason, decision)
     for watch in watches:
         if scan.will_be_short_of_memory(watch.node):
             ahead = scan.reading(watch.node).memory_ahead
             expected, high = percent(ahead.level) if ahead is not None else "", percent(event.offload.memory_high)
-            why = f"memory of {watch.node} is expected at {expected}, above {high}"
-            decision.follow += _blocks_leave(scan, watch.node, why, spills=False)
+            reason = f"memory of {watch.node} is expected at {expected}, above {high}"
+            decision.follow += _blocks_leave(scan, watch.node, reason, spills=False)
     decision.follow.append(RelieveNodes(event, nodes_to_relieve(scan, watches), event.ids))
     return decision
 
@@ -241,10 +241,10 @@ def _relieve(scan: PressureScan, move_ids: tuple[str, ...], node: str) -> tuple[
     degraded."""
     relief, ledger, now = find_relief(scan, node), scan.ledger, scan.now
     if relief.cause == ResourceType.MEMORY and scan.has_dwelt(scan.watch(node).memory_since_ms):
-        why = f"{node}: {describe_pressure(scan, node, relief.cause)}"
-        leaving = _blocks_leave(scan, node, why, spills=node in ledger.degraded)
+        reason = f"{node}: {describe_pressure(scan, node, relief.cause)}"
+        leaving = _blocks_leave(scan, node, reason, spills=node in ledger.degraded)
         if leaving:
-            text = f"{why}: {len(leaving)} blocks of the memory pool leave first"
+            text = f"{reason}: {len(leaving)} blocks of the memory pool leave first"
             return Decision([_watch_after(scan, node, relief, text)], follow=[*leaving]), 0
     stopped = ledger.auto_offload.stopped_why
     if relief.outcome is ReliefOutcome.MOVE and stopped:
@@ -252,14 +252,14 @@ def _relieve(scan: PressureScan, move_ids: tuple[str, ...], node: str) -> tuple[
     if relief.outcome is ReliefOutcome.MOVE and move_ids:
         return _move_job(scan, node, relief, move_ids[0]), 1
     decision = Decision([_watch_after(scan, node, relief, relief.reason)])
-    why = why_degraded(scan, node, relief)
-    if why:  # no new work from now on; pauses and spilled blocks follow from the row
-        decision.changes.append(DegradedNode(node, now, why))
+    reason = why_degraded(scan, node, relief)
+    if reason:  # no new work from now on; pauses and spilled blocks follow from the row
+        decision.changes.append(DegradedNode(node, now, reason))
         offer = ledger.offers.get(node)
         if offer is not None:
-            decision.changes.append(degraded_offer(offer, why))
-        decision.records.append(Record("node-degraded", GRID_USER, node, node, why))
-        decision.follow += _blocks_leave(scan, node, f"{node} is degraded: {why}", spills=True)
+            decision.changes.append(degraded_offer(offer, reason))
+        decision.records.append(Record("node-degraded", GRID_USER, node, node, reason))
+        decision.follow += _blocks_leave(scan, node, f"{node} is degraded: {reason}", spills=True)
     return decision, 0
 
 

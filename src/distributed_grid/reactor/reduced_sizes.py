@@ -46,9 +46,11 @@ def reduce_waiting(ledger: Ledger, now: int) -> Decision | None:
             )
             smaller = replace(lease, request=replace(lease.request, ask=replace(lease.request.ask, memory_bytes=size)))
             waited_s = (now - _waits_since(job)) // 1000
-            why = f"waited {waited_s} s for {_gigabytes(learned)} of memory, a learned size: {_gigabytes(size)} is free"
+            reason = (
+                f"waited {waited_s} s for {_gigabytes(learned)} of memory, a learned size: {_gigabytes(size)} is free"
+            )
             data = {"job_id": job.id, "memory_limit_bytes": size}
-            record = Record("reduced", job.request.user, job.uid, "", why, data=data)
+            record = Record("reduced", job.request.user, job.uid, "", reason, data=data)
             return Decision([smaller, replace(job, estimate=estimate)], [record])
     return None
 

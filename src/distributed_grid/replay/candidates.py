@@ -37,7 +37,7 @@ class Candidate(Struct, frozen=True):
     def work(self, work: tuple[LoggedJob, ...]) -> list[LoggedJob]:
         """The work as requested under this policy; names of missing nodes are dropped."""
         names = {node.name for node in self.nodes}
-        return [replace(one, request=replace(one.request, **self._changes(one, names))) for one in work]
+        return [replace(job, request=replace(job.request, **self._changes(job, names))) for job in work]
 
     def _changes(self, one: LoggedJob, names: set[str]) -> dict[str, object]:
         request = one.request

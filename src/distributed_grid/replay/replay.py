@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from random import Random
 
 from msgspec import Struct
@@ -120,7 +121,7 @@ class Replay:
         self._runs: dict[str, _Run] = {}
         self._left_ms: dict[str, int] = {}
         self._held: dict[str, None] = {}
-        self._logged = {one.request.id: one for one in work}
+        self._logged = {job.request.id: job for job in work}
         self._generations = dict.fromkeys(self._nodes, 0)
         self._ahead = 0
         self._open = len(work)
@@ -309,10 +310,7 @@ class Replay:
         self._generations[name] += 1
         self._hear(name, yields=True)
         for run in [run for run in self._runs.values() if run.node == name]:
-            self._plan_eviction(run)
-
-    def _plan_eviction(self, run: _Run) -> None:
-        run.plans.append(self._queue.after(NOTICE_MS, lambda: self._end(run, Outcome(Ending.RECLAIMED))))
+            run.plans.append(self._queue.after(NOTICE_MS, partial(self._end, run, Outcome(Ending.RECLAIMED))))
 
 
 def replay_candidates(

@@ -207,7 +207,8 @@ class _Panel(Struct):
 
 def chart(replays: Sequence[tuple[str, ReplayStatistics]]) -> str:
     """The SVG of some replays of the same work, each with its name."""
-    span_ms = max((_span_ms(figures) for _, figures in replays), default=1)
+    times = (figures.series.at_ms for _, figures in replays)
+    span_ms = max((at[-1] - at[0] for at in times if at), default=1) or 1
     panels = _panels(replays, span_ms, WIDTH - LEFT - RIGHT)
     height = TOP + len(panels) * (PANEL + GAP) + (len(replays) + 3) // 4 * 22 + 10
     size = f'width="{WIDTH}" height="{height}"'
@@ -243,11 +244,6 @@ def _panels(replays: Sequence[tuple[str, ReplayStatistics]], span_ms: int, colum
     while size < most:
         size *= 2.5 if str(size)[0] == "4" else 2.0
     return [*panels, _Panel("waiting requests", size, "", waiting)]
-
-
-def _span_ms(figures: ReplayStatistics) -> int:
-    at = figures.series.at_ms
-    return max(at[-1] - at[0], 1) if at else 1
 
 
 def _means(at_ms: array[int], values: array[int], span_ms: int, columns: int) -> list[float]:

@@ -109,10 +109,10 @@ def read_swf(name: str, lines: Iterable[str]) -> Trace:
         )
         work.append(LoggedJob(at_ms=1000 * fields[SUBMIT], request=request, run_ms=1000 * fields[RUN]))
     seen: set[str] = set()
-    for one in work:
-        if one.request.id in seen:
-            raise BadInput(f"{name}: {one.request.id} is there twice")
-        seen.add(one.request.id)
+    for job in work:
+        if job.request.id in seen:
+            raise BadInput(f"{name}: {job.request.id} is there twice")
+        seen.add(job.request.id)
     machine = Node(name="machine", capacity=Capacity(1000 * (declared or widest), 2**40))
     return make_trace(name, work, [machine], {"that never ran": never} if never else {})
 
@@ -263,7 +263,7 @@ def read_events(name: str, lines: Iterable[str]) -> Trace:
         nodes.setdefault(node.name, node)
     never = work.count(None)
     left_out = {"that never ran": never} if never else {}
-    return make_trace(name, [one for one in work if one is not None], nodes.values(), left_out)
+    return make_trace(name, [job for job in work if job is not None], nodes.values(), left_out)
 
 
 def _event(name: str, number: int, line: str) -> dict[str, Any]:

@@ -159,7 +159,12 @@ class ClusterService:
             if name in self._nodes and not self._nodes[name].is_local:
                 self._ssh.keep_link(self.target(name))
         await self.ray.start_supervision()
-        stopping = partial(self._started.stop_unnamed, self._is_named)
+
+        def is_named(target: SshTarget) -> bool:  # and still on this machine, or on another
+            node = self._nodes.get(target.name)
+            return node is not None and node.is_local == (target.hop.host == "local")
+
+        stopping = partial(self._started.stop_unnamed, is_named)
         self._stopping = start_restarted(stopping, "the stop of what runs on nodes that left the config")
 
     async def stop(self) -> None:
@@ -393,11 +398,6 @@ class ClusterService:
             via=tuple(hops),
             python=node.python or "",
         )
-
-    def _is_named(self, target: SshTarget) -> bool:
-        """True if the config has this node, and still on this machine or on another."""
-        node = self._nodes.get(target.name)
-        return node is not None and node.is_local == (target.hop.host == "local")
 
     def grid_id(self) -> str:
         """Id of this grid's directories on nodes; the same again after a fresh start."""

@@ -52,19 +52,19 @@ class FileDeliverer:
         self._work = Reconciler(at_once=AT_ONCE)
 
     async def run(self) -> None:
-        await self._work.run(self._reconcile, POLL_SECONDS)
+
+        async def deliver_pending() -> None:
+            if self._grid.ledger.deliveries:
+                effects = await self._grid.read(lambda ledger, now: delivery_effects(ledger))
+                self._work.keep_only({effect.delivery.job for effect in effects})
+                for effect in effects:
+                    self.perform(effect)
+
+        await self._work.run(deliver_pending, POLL_SECONDS)
 
     def perform(self, effect: DeliverFiles) -> None:
         delivery = effect.delivery
         self._work.begin(delivery.job, partial(self._deliver, delivery), f"delivery of the files of {delivery.job_id}")
-
-    async def _reconcile(self) -> None:
-        if not self._grid.ledger.deliveries:
-            return
-        effects = await self._grid.read(lambda ledger, now: delivery_effects(ledger))
-        self._work.keep_only({effect.delivery.job for effect in effects})
-        for effect in effects:
-            self.perform(effect)
 
     async def _deliver(self, delivery: Delivery) -> None:
         try:

@@ -319,7 +319,17 @@ def open_tree(tree: Tree, name: str, action: str) -> Iterator[int]:
 def open_inside(root: int, path: bytes) -> int:
     """Regular file at `path` for reading; links are followed, and one that leads outside is a `PermissionError`."""
     with DirectoryWalker(root) as walker:
-        names = _resolve(path, lambda names: _link_target(names[-1], walker.enter(tuple(names[:-1]))))
+
+        def link_target(names: list[bytes]) -> bytes | None:
+            folder = walker.enter(tuple(names[:-1]))
+            try:
+                return os.readlink(names[-1], dir_fd=folder)
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    return None
+                raise
+
+        names = _resolve(path, link_target)
         return open_regular(names[-1], walker.enter(tuple(names[:-1])))
 
 
@@ -365,15 +375,6 @@ def open_regular(name: bytes, folder: int) -> int:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), display_path(name))
     raise OSError(errno.EINVAL, "is not a regular file", display_path(name))
-
-
-def _link_target(name: bytes, folder: int) -> bytes | None:
-    try:
-        return os.readlink(name, dir_fd=folder)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            return None
-        raise
 
 
 def leads_outside(path: bytes, links: Mapping[bytes, bytes]) -> bool:

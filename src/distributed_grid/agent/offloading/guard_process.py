@@ -301,7 +301,15 @@ class GuardProcess:
                 for fd in (self._lock, self._woken, self._wake):
                     os.close(fd)
                 lock = open_regular(LOCK, os.O_RDWR, self._folder)
-                _watch_guard(self._folder, guard)
+                # Kill a guard that is stuck, while this process waits for its lock. The guard is the parent of this
+                # process, so its pid belongs to it as long as that is so.
+
+                def check(signum: int, frame: object) -> None:
+                    if os.getppid() == guard and is_stuck(self._folder, boot_ms()):
+                        os.kill(guard, signal.SIGKILL)
+
+                signal.signal(signal.SIGALRM, check)
+                signal.setitimer(signal.ITIMER_REAL, WATCH_SECONDS, WATCH_SECONDS)
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 _serve_logged(self._folder, self._listener, lock)
@@ -309,18 +317,6 @@ class GuardProcess:
             finally:
                 os._exit(code)
         self._standby, self._standby_pidfd = pid, os.pidfd_open(pid)
-
-
-def _watch_guard(folder: int, guard: int) -> None:
-    """Kill a guard that is stuck, while this process waits for its lock. It is the parent
-    of this process, so its pid is its own as long as that is so."""
-
-    def check(signum: int, frame: object) -> None:
-        if os.getppid() == guard and is_stuck(folder, boot_ms()):
-            os.kill(guard, signal.SIGKILL)
-
-    signal.signal(signal.SIGALRM, check)
-    signal.setitimer(signal.ITIMER_REAL, WATCH_SECONDS, WATCH_SECONDS)
 
 
 def is_stuck(folder: int, now: int) -> bool:

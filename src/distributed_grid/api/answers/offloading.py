@@ -224,6 +224,8 @@ class ConsentRow(Answer, frozen=True, kw_only=True):
 
 class ConsentList(Answer, frozen=True):
     consents: list[ConsentRow]
+    more: bool  # there is a next page
+    next: str | None
 
 
 class WithdrawnConsents(Answer, frozen=True):

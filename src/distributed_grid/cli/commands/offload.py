@@ -219,7 +219,7 @@ def consents(session: CliSession, withdraw: str) -> None:
         session.ask.withdraw_consent(shape=withdraw)
         print_answer(session, {"withdrawn": withdraw}, printable(f"processes of {withdraw} are not moved any more"))
         return
-    consents = session.query.list_consents().consents
+    consents = [consent for page in every_page(session.query.list_consents) for consent in page.consents]
     rows = [
         (
             *(consent.shape, printable(consent.directory or OLD_CONSENT), ", ".join(consent.variables), consent.user),

@@ -57,12 +57,6 @@ class FreeColumns:
         self.layout = 0  # grows when the arrays are replaced
         self._cut()
 
-    def _grow(self) -> None:
-        self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
-        self._flags = np.concatenate((self._flags, np.zeros_like(self._flags)), axis=1)
-        self._changed = np.concatenate((self._changed, np.zeros_like(self._changed)))
-        self._devices = np.concatenate((self._devices, np.full_like(self._devices, NO_DEVICE)))
-
     def _cut(self) -> None:
         """Views over the rows in use."""
         size = self._size
@@ -103,7 +97,10 @@ class FreeColumns:
         if row is None:
             row = self._size
             if row == len(self._changed):
-                self._grow()
+                self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
+                self._flags = np.concatenate((self._flags, np.zeros_like(self._flags)), axis=1)
+                self._changed = np.concatenate((self._changed, np.zeros_like(self._changed)))
+                self._devices = np.concatenate((self._devices, np.full_like(self._devices, NO_DEVICE)))
             self.rows[node] = row
             self.names.append(node)
             self._size += 1
@@ -205,7 +202,13 @@ class RunningColumns:
             return
         claim = lease.claim
         began, since, spent = _run_history(lease, job)
-        slot = self._slot(lease.id)
+        slot = self.slots.get(lease.id)
+        if slot is None:
+            slot = len(self.ids)
+            if slot == self._table.shape[1]:
+                self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
+            self.slots[lease.id] = slot
+            self.ids.append(lease.id)
         self._table[:, slot] = (
             row,
             lease.request.priority,
@@ -232,16 +235,6 @@ class RunningColumns:
             del there[lease.id]
             if not there:
                 del self.leaving[lease.node]
-
-    def _slot(self, lease_id: str) -> int:
-        slot = self.slots.get(lease_id)
-        if slot is None:
-            slot = len(self.ids)
-            if slot == self._table.shape[1]:
-                self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
-            self.slots[lease_id] = slot
-            self.ids.append(lease_id)
-        return slot
 
     def _drop(self, lease_id: str) -> None:
         """Give the slot up; the last one moves into it."""

@@ -86,7 +86,17 @@ class NodeClaims:
 
     def _devices_for(self, ask: Amounts, lends: Capacity, named: int | None) -> tuple[GpuShare, ...] | None:
         if ask.gpu_milli < WHOLE_GPU:
-            return self._part_of_a_device(ask, lends, named)
+            fitting = []  # parts of a device
+            for device in _of_model(ask, lends):
+                memory = ask.gpu_memory_bytes or device.memory_bytes * ask.gpu_milli // WHOLE_GPU
+                is_named = named is None or device.index == named
+                has_room = self.free_milli(device) >= ask.gpu_milli and self.free_memory(device) >= memory
+                if is_named and not device.exclusive and has_room:
+                    fitting.append((self.free_milli(device), device.index, memory))
+            if not fitting:
+                return None
+            _, index, memory = min(fitting)
+            return (GpuShare(index, ask.gpu_milli, memory),)
         wanted = ask.gpu_milli // WHOLE_GPU
         devices = _of_model(ask, lends)
         free = [d for d in devices if not self.gpu_milli.get(d.index, 0) and d.memory_bytes >= ask.gpu_memory_bytes]
@@ -95,20 +105,6 @@ class NodeClaims:
         free.sort(key=lambda device: (device.memory_bytes, device.index))
         chosen = sorted(free[:wanted], key=lambda device: device.index)
         return tuple(GpuShare(device.index, WHOLE_GPU, device.memory_bytes) for device in chosen)
-
-    def _part_of_a_device(self, ask: Amounts, lends: Capacity, named: int | None) -> tuple[GpuShare, ...] | None:
-        fitting = []
-        for device in _of_model(ask, lends):
-            if named is not None and device.index != named:
-                continue
-            memory = ask.gpu_memory_bytes or device.memory_bytes * ask.gpu_milli // WHOLE_GPU
-            if device.exclusive or self.free_milli(device) < ask.gpu_milli or self.free_memory(device) < memory:
-                continue
-            fitting.append((self.free_milli(device), device.index, memory))
-        if not fitting:
-            return None
-        _, index, memory = min(fitting)
-        return (GpuShare(index, ask.gpu_milli, memory),)
 
     def excess_over(self, limit: Capacity) -> str | None:
         """The first resource whose claims exceed a limit, in words, or None."""

@@ -7,7 +7,6 @@ its cost does not grow with the number of groups. Adding or removing a request c
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from typing import TypeVar
 
 from distributed_grid.domain.leases import Lease, Request
@@ -83,7 +82,11 @@ class WaitingIndex:
         keys = self.by_user.get(user)
         if not keys:
             return None
-        return min(keys[at][1:] for at in _first_of_each_rank(keys))
+        firsts, at = [], 0  # the first key of each priority
+        while at < len(keys):
+            firsts.append(keys[at][1:])
+            at = bisect_left(keys, (keys[at][0] + 1,), lo=at)
+        return min(firsts)
 
     def _add_head(self, request: Request, members: list[AgeKey]) -> None:
         rank, age, weight = -int(request.priority), members[0], scan_weight(request)
@@ -124,14 +127,6 @@ class WaitingIndex:
             remove_sorted(self.oldest_of_users, before)
         if after is not None:
             insort(self.oldest_of_users, after)
-
-
-def _first_of_each_rank(keys: list[RankKey]) -> Iterator[int]:
-    """Positions of the first key of each priority."""
-    at = 0
-    while at < len(keys):
-        yield at
-        at = bisect_left(keys, (keys[at][0] + 1,), lo=at)
 
 
 def remove_sorted(ordered: list[K], item: K) -> None:

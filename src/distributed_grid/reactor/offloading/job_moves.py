@@ -48,8 +48,8 @@ def proposed_job_move(ledger: Ledger, move: Move) -> Move:
     if job.request.runs_on is NodeKind.PULL or (job.attempt is not None and job.attempt.node in ledger.pull_nodes):
         raise Refused(f"{job.id} is a task of a pull worker, which asks for its work itself")
     if job.state is JobState.STOPPING:
-        why = job.stop.detail if job.stop is not None else ""
-        raise Refused(f"{job.id} is being stopped already: {why}")
+        reason = job.stop.detail if job.stop is not None else ""
+        raise Refused(f"{job.id} is being stopped already: {reason}")
     if job.request.require and move.target not in job.request.require:
         raise Refused(f"{job.id} was submitted for {', '.join(job.request.require)} only, not for {move.target}")
     if job.attempt is not None and job.attempt.node == move.target:

@@ -54,8 +54,8 @@ def advance_move(move: Move, *steps: Step, now: int, **fields: Any) -> tuple[Mov
         move = replace(move, state=advance(move.state, step), state_at_ms=now)
     moved = replace(move, **fields)
     if steps:
-        why = moved.problem or str(moved.state)
-        records.append(move_record("move-advanced", moved, why, state=str(moved.state)))
+        reason = moved.problem or str(moved.state)
+        records.append(move_record("move-advanced", moved, reason, state=str(moved.state)))
     return moved, records
 
 
@@ -125,8 +125,8 @@ def reserve_room(ledger: Ledger, request: Request, now: int) -> tuple[Decision, 
         avoid = crowded_nodes(ledger, request) | reserved_nodes(ledger, lease, now)
         plan = preempt_automatic_leases(ledger, request, avoid=avoid)
         if plan is None:
-            why = reasons.why_no_room(ledger, request, now)
-            raise Refused(f"there is no room for it: {'; '.join(why)}; choose another node with -t", why)
+            reason = reasons.why_no_room(ledger, request, now)
+            raise Refused(f"there is no room for it: {'; '.join(reason)}; choose another node with -t", reason)
         leaving, _ = preempt_victims(ledger, plan, lease, now)
         placement = Placement(node=plan.node, claim=plan.claim)
     decision, lease, _ = grant(ledger, lease, placement, now, job=None)

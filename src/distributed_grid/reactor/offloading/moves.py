@@ -148,8 +148,8 @@ def _after_end(ledger: Ledger, move: Move, job: Job | None, lost: Lease | None, 
     assert lost is not None
     if move.is_decided or move.commit_asked_at_ms:
         return Decision([move], follow=[CheckMove(move.id)])
-    why = f"the room on {move.target} was lost: {lost.detail or lost.end}"
-    return end_move(ledger, move, MoveEnd.FAILED, why, now)
+    reason = f"the room on {move.target} was lost: {lost.detail or lost.end}"
+    return end_move(ledger, move, MoveEnd.FAILED, reason, now)
 
 
 def _process_move(ledger: Ledger, move_id: str, nodes: tuple[str, ...] = ()) -> Move | None:
@@ -212,16 +212,16 @@ def on_cancelled(ledger: Ledger, event: events.MoveCancelled, now: int) -> Decis
     move = ledger.moves.get(event.move_id)
     if move is None:
         raise NotFound(f"no move {event.move_id} is going on")
-    why = f"cancelled by {event.by}"
+    reason = f"cancelled by {event.by}"
     if move.process is not None and move.result:
-        return end_move(ledger, move, MoveEnd.DONE, f"its files were not returned: {why}", now)
+        return end_move(ledger, move, MoveEnd.DONE, f"its files were not returned: {reason}", now)
     if move.is_decided:
         when = "when the original is recorded dead, " if move.state is MoveState.DECIDED and not move.job else ""
         raise Refused(
             f"move {move.id} is {move.state}: the original does not go on; to end the work {when}"
             f"type: grid jobs cancel {move.job_id}"
         )
-    return process_moves.request_abort(ledger, move, MoveEnd.CANCELLED, why, now)
+    return process_moves.request_abort(ledger, move, MoveEnd.CANCELLED, reason, now)
 
 
 def on_results_brought(ledger: Ledger, event: events.MoveResultsBrought, now: int) -> Decision:

@@ -107,8 +107,8 @@ def check_process_move(ledger: Ledger, move: Move, now: int) -> Decision:
     if move.state in (MoveState.DEAD, MoveState.RUNNING):
         job = ledger.jobs.get(move.job)
         if job is None and move.source not in ledger.nodes:
-            why = f"{move.source} is not a node of the grid any more: its files were not returned there"
-            return end_move(ledger, move, MoveEnd.DONE, why, now)
+            reason = f"{move.source} is not a node of the grid any more: its files were not returned there"
+            return end_move(ledger, move, MoveEnd.DONE, reason, now)
         if job is None:
             return Decision()
         if move.state is MoveState.DEAD and job.attempt is not None and job.attempt.pid:
@@ -229,7 +229,7 @@ def record_death(ledger: Ledger, move: Move, detail: str, now: int) -> Decision:
     job, lease = _new_job(ledger, move, now)
     decision, kept = place_moved_job(ledger, move, lease, job, now)
     frozen_ms = move.frozen_for_ms or now - move.frozen_at_ms
-    news = {
+    fields = {
         "ending": None,
         "problem": "",
         "lease_id": kept,
@@ -237,7 +237,7 @@ def record_death(ledger: Ledger, move: Move, detail: str, now: int) -> Decision:
         "job_id": job.id,
         "frozen_for_ms": frozen_ms,
     }
-    dead, records = advance_move(move, *steps, now=now, **news)
+    dead, records = advance_move(move, *steps, now=now, **fields)
     decision.changes.append(dead)
     decision.records += records
     return decision

@@ -39,8 +39,8 @@ def lease_host(ledger: Ledger, worker: Worker, now: int) -> Decision:
     lease = Lease(id=request.id, request=request, asked_at_ms=now)
     placement = place_newcomer(ledger, lease, now)
     if placement is None:
-        why = reasons.why_no_room(ledger, request, now)
-        raise Refused(f"{worker.host}, on which it would run, cannot lend what it needs: {'; '.join(why)}", why)
+        reason = reasons.why_no_room(ledger, request, now)
+        raise Refused(f"{worker.host}, on which it would run, cannot lend what it needs: {'; '.join(reason)}", reason)
     decision, _, _ = grant(ledger, lease, placement, now, job=None)
     decision.choice = None
     return decision

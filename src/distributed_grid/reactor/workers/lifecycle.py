@@ -114,8 +114,8 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
         booted = replace(booted, unanswered=max(worker.unanswered - 1, 0))
     records = []
     if worker.state is WorkerState.ASKED:
-        why = QUEUED if event.waits else "it boots"
-        booted = replace(booted, state=advance(worker.state, Step.BOOT), booted_at_ms=now, why=why)
+        reason = QUEUED if event.waits else "it boots"
+        booted = replace(booted, state=advance(worker.state, Step.BOOT), booted_at_ms=now, why=reason)
         booted = replace(booted, waits=event.waits, waited_until_ms=now if event.waits else 0)
         records.append(worker_record("worker-booting", booted, event.instance))
     return Decision([booted] if booted != worker else [], records)

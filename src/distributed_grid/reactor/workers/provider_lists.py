@@ -107,12 +107,12 @@ def _compare_listed(
         return Decision([replace(worker, missing=0)]) if worker.missing else None
     running = [one.instance for one in machines if one.state not in _ALIVE_FIRST and not one.waits]
     if len(running) > 1 and worker.state is not WorkerState.TERMINATING:
-        why = f"its provider has {len(running)} machines of it: {', '.join(running)}"
+        reason = f"its provider has {len(running)} machines of it: {', '.join(running)}"
         if not ledger.leases_on.get(worker.node):
-            return terminate(ledger, worker, why, now)
-        if worker.problem == why:
+            return terminate(ledger, worker, reason, now)
+        if worker.problem == reason:
             return None
-        return Decision([replace(worker, problem=why)], [worker_record("worker-problem", worker, why)])
+        return Decision([replace(worker, problem=reason)], [worker_record("worker-problem", worker, reason)])
     if worker.state is WorkerState.ASKED or (found.instance and not worker.instance):
         booted = WorkerBooted(worker.id, found.instance, ends_in_ms=found.ends_in_ms, waits=found.waits)
         return on_booted(ledger, booted, now)
@@ -144,8 +144,8 @@ def _moved_in_queue(worker: Worker, found: ListedInstance, asked_at_ms: int, now
     if found.waits:
         is_news = not worker.waits or asked_at_ms - worker.waited_until_ms >= WAIT_KNOWN_MS
         waited_until = asked_at_ms if is_news else worker.waited_until_ms
-        why = worker.why if is_ending else found.detail or QUEUED
-        return replace(worker, waits=True, why=why, waited_until_ms=waited_until)
+        reason = worker.why if is_ending else found.detail or QUEUED
+        return replace(worker, waits=True, why=reason, waited_until_ms=waited_until)
     if not worker.waits:
         return worker
     return replace(worker, waits=False, booted_at_ms=now, why=worker.why if is_ending else "it boots")
@@ -156,5 +156,5 @@ _ALIVE_FIRST = {"stopping": 1, "gone": 2}
 
 def on_stray_found(ledger: Ledger, event: StrayInstanceFound, now: int) -> Decision:
     """Record that a machine without a worker is ended."""
-    why = f"{event.provider} has {event.instance}, which no worker stands for: it is terminated"
-    return Decision(records=[Record("worker-stray", "", event.worker_id, "", why)])
+    reason = f"{event.provider} has {event.instance}, which no worker stands for: it is terminated"
+    return Decision(records=[Record("worker-stray", "", event.worker_id, "", reason)])

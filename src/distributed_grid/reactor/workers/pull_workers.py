@@ -42,8 +42,8 @@ def on_registered(ledger: Ledger, event: PullWorkerRegistered, now: int) -> Deci
     decision = on_declared(ledger, NodeDeclared(node), now)
     taken = [job.attempt for job in ledger.jobs_of(node.name) if job.attempt is not None]
     stale = [one.lease_id for one in taken if one.started_at_ms and one.machine != node.incarnation]
-    why = f"{node.name} was registered anew, by another process than the one that ran it"
-    lost: list[Cause] = [LeaseLost(lease_id, why) for lease_id in stale[:MAX_LEASES_PER_STEP]]
+    reason = f"{node.name} was registered anew, by another process than the one that ran it"
+    lost: list[Cause] = [LeaseLost(lease_id, reason) for lease_id in stale[:MAX_LEASES_PER_STEP]]
     decision.follow = [*lost, HeartbeatReceived(name=node.name, usage=event.usage), *decision.follow]
     if stale[MAX_LEASES_PER_STEP:]:
         decision.later = [event]
@@ -113,14 +113,14 @@ def on_task_ask_withdrawn(ledger: Ledger, event: TaskAskWithdrawn, now: int) -> 
         return Decision()
     if event.incarnation and event.incarnation != node.incarnation:
         return Decision()
-    why = f"the connection of {node.name} was lost before it got the task"
+    reason = f"the connection of {node.name} was lost before it got the task"
     decision, job = Decision(), ledger.jobs.get(seen.handed_out)
     if event.ask_id and event.ask_id == seen.handed_out_ask and job is not None:
-        decision = _given_back(ledger, job, node, why, now)
+        decision = _given_back(ledger, job, node, reason, now)
         seen = replace(seen, handed_out="", handed_out_ask="")
     for one in ledger.jobs_of(node.name):
         if one.state is JobState.ASSIGNED and not ledger.leases[one.lease_id].awaits:
-            decision.follow.insert(0, LeaseReclaimed(one.lease_id, why))
+            decision.follow.insert(0, LeaseReclaimed(one.lease_id, reason))
     decision.changes.append(replace(seen, asking_since_ms=0))
     return decision
 

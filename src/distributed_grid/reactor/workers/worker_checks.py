@@ -90,12 +90,12 @@ def _overdue(ledger: Ledger, worker: Worker, now: int, wall_ms: int) -> Decision
     if worker.state is WorkerState.WANTED and now - worker.created_at_ms > rules.launch_ms:
         return end_worker(ledger, worker, f"not asked for within {rules.launch_ms / 1000:g} s", now, wall_ms)
     if worker.state is WorkerState.ASKED and now - worker.asked_at_ms > rules.launch_ms:
-        why = f"not launched within {rules.launch_ms / 1000:g} s"
-        return terminate(ledger, worker, f"{why}: {worker.problem}" if worker.problem else why, now)
-    if worker.state is WorkerState.BOOTING and (why := _not_joined(worker, rules, now)):
-        decision = terminate(ledger, worker, why, now)
+        reason = f"not launched within {rules.launch_ms / 1000:g} s"
+        return terminate(ledger, worker, f"{reason}: {worker.problem}" if worker.problem else reason, now)
+    if worker.state is WorkerState.BOOTING and (reason := _not_joined(worker, rules, now)):
+        decision = terminate(ledger, worker, reason, now)
         until_ms = now + rules.set_aside_ms
-        add_to(decision, close_offer(ledger, worker, place_of(worker).scopes()[0], until_ms, f"{worker.id} {why}"))
+        add_to(decision, close_offer(ledger, worker, place_of(worker).scopes()[0], until_ms, f"{worker.id} {reason}"))
         return decision
     if worker.state not in (WorkerState.JOINED, WorkerState.DRAINING):
         return None
@@ -148,13 +148,15 @@ def _guard_budgets(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -
     limits = []
     for core in state.cores:
         left = f"{core_hours(max(core.limit_ms - core.used_ms, 0)):g}"
-        why = f"{core_budget_key(core.provider)} of {core.limit_milli / 1000:g} is used but for {left}"
+        reason = f"{core_budget_key(core.provider)} of {core.limit_milli / 1000:g} is used but for {left}"
         price = partial(_core_price, core.provider)
-        limits.append(_DayLimit(core.used_ms, core.limit_ms, why, price))
+        limits.append(_DayLimit(core.used_ms, core.limit_ms, reason, price))
     if state.per_day_micro is not None:
         left = usd(max(state.per_day_micro - state.spent_micro, 0))
-        why = f"scaling.budget_per_day of {usd(state.per_day_micro)} is spent but for {left}"
-        limits.insert(0, _DayLimit(state.spent_micro, state.per_day_micro, why, lambda worker: worker.price_micro or 0))
+        reason = f"scaling.budget_per_day of {usd(state.per_day_micro)} is spent but for {left}"
+        limits.insert(
+            0, _DayLimit(state.spent_micro, state.per_day_micro, reason, lambda worker: worker.price_micro or 0)
+        )
     for limit in limits:
         counted = [worker for worker in ledger.workers.values() if limit.price(worker)]
         if _is_short(counted, limit, state, now, TERMINATE_LEAD_MS):
@@ -182,18 +184,18 @@ def _raise_alarms(ledger: Ledger, state: BudgetState, decision: Decision) -> Non
     """Say once a day, and once until it has passed, that more is spent than the budgets allow."""
     is_spent = state.per_day_micro is not None and state.spent_micro > state.per_day_micro
     if is_spent and ledger.counters.get(DAY_ALARM) != state.day:
-        why = f"{usd(state.spent_micro)} spent today, and scaling.budget_per_day is {usd(state.per_day_micro or 0)}"
+        reason = f"{usd(state.spent_micro)} spent today, and scaling.budget_per_day is {usd(state.per_day_micro or 0)}"
         decision.changes.append(Counter(DAY_ALARM, state.day))
-        decision.records.append(Record("budget-exceeded", GRID_USER, "budget_per_day", "", why))
+        decision.records.append(Record("budget-exceeded", GRID_USER, "budget_per_day", "", reason))
     is_over = state.per_hour_micro is not None and state.rate_micro > state.per_hour_micro
     if is_over != bool(ledger.counters.get(HOUR_ALARM)):
         decision.changes.append(Counter(HOUR_ALARM, int(is_over)))
         if is_over:
-            why = f"{usd(state.rate_micro)} an hour, and scaling.budget_per_hour is {usd(state.per_hour_micro or 0)}"
-            decision.records.append(Record("budget-exceeded", GRID_USER, "budget_per_hour", "", why))
-    for one in state.cores:
-        if one.used_ms > one.limit_ms and ledger.counters.get(core_alarm(one.provider)) != state.day:
-            key, limit = core_budget_key(one.provider), one.limit_milli / 1000
-            why = f"{core_hours(one.used_ms):g} core-hours used today, and {key} is {limit:g}"
-            decision.changes.append(Counter(core_alarm(one.provider), state.day))
-            decision.records.append(Record("budget-exceeded", GRID_USER, "budget_core_hours", "", why))
+            reason = f"{usd(state.rate_micro)} an hour, and scaling.budget_per_hour is {usd(state.per_hour_micro or 0)}"
+            decision.records.append(Record("budget-exceeded", GRID_USER, "budget_per_hour", "", reason))
+    for core in state.cores:
+        if core.used_ms > core.limit_ms and ledger.counters.get(core_alarm(core.provider)) != state.day:
+            key, limit = core_budget_key(core.provider), core.limit_milli / 1000
+            reason = f"{core_hours(core.used_ms):g} core-hours used today, and {key} is {limit:g}"
+            decision.changes.append(Counter(core_alarm(core.provider), state.day))
+            decision.records.append(Record("budget-exceeded", GRID_USER, "budget_core_hours", "", reason))

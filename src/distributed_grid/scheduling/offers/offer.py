@@ -78,11 +78,18 @@ def next_offer(
             lends, withheld = limited, (*withheld, "its engine has given the rest to others")
     now = seen.at_ms
     recent = old is not None and now - old.made_at_ms < node.refresh_ms
-    names = tuple(one.name for one in paused)
+    names = tuple(pause.name for pause in paused)
     keeps = "cpu" in names or _keeps_cpu(node, seen)
     is_same = old is not None and recent and not refresh and (names, keeps) == (old.paused, old.keeps_cpu)
-    if old is not None and is_same and _still_holds(node, old, lends, withheld):
-        return None
+    if old is not None and is_same:
+        grown = (
+            (lends.cpu_milli - old.lends.cpu_milli, node.capacity.cpu_milli),
+            (lends.memory_bytes - old.lends.memory_bytes, node.capacity.memory_bytes),
+        )
+        is_changed = any(more != 0 and not 0 < more * GROWTH_DIVISOR < has for more, has in grown)
+        others = (old.lends.gpus, old.lends.custom, len(old.withheld))
+        if not is_changed and others == (lends.gpus, lends.custom, len(withheld)):
+            return None  # it promises nothing that is gone, and hides nothing worth telling
     generation = old.generation + 1 if old is not None else 1
     return Offer(
         node=node.name,
@@ -143,17 +150,6 @@ def _empty_offer(offer: Offer, reason: str, *, for_owner: bool) -> Offer:
     return replace(
         offer, generation=offer.generation + 1, lends=NOTHING, withheld=(reason,), for_owner=for_owner, paused=()
     )
-
-
-def _still_holds(node: Node, old: Offer, lends: Capacity, withheld: tuple[str, ...]) -> bool:
-    """Whether an offer promises nothing that is gone, and hides nothing worth telling."""
-    if (old.lends.gpus, old.lends.custom, len(old.withheld)) != (lends.gpus, lends.custom, len(withheld)):
-        return False
-    grown = (
-        (lends.cpu_milli - old.lends.cpu_milli, node.capacity.cpu_milli),
-        (lends.memory_bytes - old.lends.memory_bytes, node.capacity.memory_bytes),
-    )
-    return all(more == 0 or 0 < more * GROWTH_DIVISOR < has for more, has in grown)
 
 
 def lendable_now(node: Node, usage: Usage, idle: Idleness | None = None) -> tuple[Capacity, tuple[str, ...]]:

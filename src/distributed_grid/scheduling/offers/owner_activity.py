@@ -129,24 +129,17 @@ def update_volatility(node: Node, usage: Usage, seen: NodeObservation | None, no
         return old
     passed_ms = max(now - seen.at_ms, 0) if seen is not None else 0
     memory = 1000 * usage.memory_outside_bytes / max(node.capacity.memory_bytes, 1)
-    gpu = _gpu_use(node, usage)
+    gpu, limits, lent = None, node.thresholds, {device.index: device.memory_bytes for device in node.lendable.gpus}
+    if lent and limits is not None:
+        devices = [device for device in usage.gpus if device.index in lent]
+        gpu = float(max((device.busy_milli for device in devices), default=0))
+        if any(lent[device.index] - device.memory_bytes < limits.gpu_memory_min_bytes for device in devices):
+            gpu = 1000.0  # without the memory that must be free, all of the device is in use
     return UsageVolatility(
         _extend_trace(old.cpu if old else None, float(usage.cpu_outside_milli), passed_ms, now),
         _extend_trace(old.memory if old else None, memory, passed_ms, now),
         None if gpu is None else _extend_trace(old.gpu if old else None, gpu, passed_ms, now),
     )
-
-
-def _gpu_use(node: Node, usage: Usage) -> float | None:
-    """How much its owner uses the busiest device that is lent; all of one without the memory that must be free."""
-    limits, devices = node.thresholds, node.lendable.gpus
-    if not devices or limits is None:
-        return None
-    has = {device.index: device.memory_bytes for device in devices}
-    seen = [gpu for gpu in usage.gpus if gpu.index in has]
-    if any(has[gpu.index] - gpu.memory_bytes < limits.gpu_memory_min_bytes for gpu in seen):
-        return 1000.0
-    return float(max((gpu.busy_milli for gpu in seen), default=0))
 
 
 def _extend_trace(old: UsageTrace | None, use: float, passed_ms: int, now: int) -> UsageTrace:

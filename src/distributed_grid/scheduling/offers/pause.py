@@ -209,7 +209,7 @@ def _earliest_return(recent: RecentUsage, at: int, window_ms: int, mark: int) ->
 
 def without_paused(lends: Capacity, paused: tuple[OfferPause, ...]) -> Capacity:
     """The part of an offer that something new may be placed on."""
-    names = {one.name for one in paused}
+    names = {pause.name for pause in paused}
     return Capacity(
         0 if "cpu" in names else lends.cpu_milli,
         0 if "memory" in names else lends.memory_bytes,

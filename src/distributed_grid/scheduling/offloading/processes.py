@@ -69,7 +69,13 @@ class Obstacle(Struct, frozen=True):
 
 def process_obstacles(process: ProcessInfo) -> tuple[Obstacle, ...]:
     """Why a process cannot be restarted elsewhere; nothing where it can."""
-    found = [*_identity(process), *_streams(process), *_sockets(process), *_files(process), *_kernel(process)]
+    sockets: list[tuple[ObstacleKind, str]] = []
+    if process.listening:
+        sockets.append((ObstacleKind.LISTENS, f"it listens on {_some(process.listening)}"))
+    if process.connections > 0:
+        many = "connection is" if process.connections == 1 else "connections are"
+        sockets.append((ObstacleKind.CONNECTED, f"{process.connections} {many} open, which would break"))
+    found = [*_identity(process), *_streams(process), *sockets, *_files(process), *_kernel(process)]
     return tuple(Obstacle(kind, one_line(text)) for kind, text in found)
 
 
@@ -121,14 +127,6 @@ def _streams(process: ProcessInfo) -> _Found:
             yield ObstacleKind.FOREIGN_PIPE, f"{name} is a socket ({stream.path})"
         elif stream.kind is StreamKind.OTHER:
             yield ObstacleKind.FOREIGN_PIPE, f"{name} is {stream.path}, which does not exist elsewhere"
-
-
-def _sockets(process: ProcessInfo) -> _Found:
-    if process.listening:
-        yield ObstacleKind.LISTENS, f"it listens on {_some(process.listening)}"
-    if process.connections > 0:
-        many = "connection is" if process.connections == 1 else "connections are"
-        yield ObstacleKind.CONNECTED, f"{process.connections} {many} open, which would break"
 
 
 def _files(process: ProcessInfo) -> _Found:
@@ -238,14 +236,16 @@ def classify(process: ProcessInfo) -> Classification:
         return Classification(kind, (f"its command says {word}", *_uses(process)))
     if process.gpu_memory_bytes:
         return Classification(ProcessType.COMPUTE, ("it uses a GPU", *_uses(process)))
-    if _moves_data(process):
-        moved = (process.read_bytes + process.written_bytes) / 1e9
+    moved_bytes = process.read_bytes + process.written_bytes
+    if moved_bytes >= MIN_IO_BYTES and moved_bytes > IO_BYTES_PER_CPU_MS * max(process.cpu_ms, 1):
+        moved = moved_bytes / 1e9
         return Classification(ProcessType.IO, (f"it has read and written {moved:.1f} GB with little CPU",))
     if process.cpu_milli >= BUSY_MILLI:
         return Classification(ProcessType.COMPUTE, _uses(process))
     if terminal:
         return Classification(ProcessType.INTERACTIVE, (f"it reads from the terminal {terminal}",))
-    if process.age_ms >= OLD_MS and process.cpu_ms * 1000 < QUIET_MILLI * process.age_ms and not _has_output(process):
+    has_output = any(stream.kind is StreamKind.FILE for stream in process.streams[1:])
+    if process.age_ms >= OLD_MS and process.cpu_ms * 1000 < QUIET_MILLI * process.age_ms and not has_output:
         return Classification(ProcessType.DAEMON, (f"it has run for {process.age_ms // 3_600_000} h and hardly works",))
     return Classification(ProcessType.BATCH, ("nothing else is known of it",))
 
@@ -286,15 +286,6 @@ def _uses(process: ProcessInfo) -> tuple[str, ...]:
     return (f"it uses {process.cpu_milli / 1000:.1f} cores",) if process.cpu_milli >= BUSY_MILLI else ()
 
 
-def _moves_data(process: ProcessInfo) -> bool:
-    moved = process.read_bytes + process.written_bytes
-    return moved >= MIN_IO_BYTES and moved > IO_BYTES_PER_CPU_MS * max(process.cpu_ms, 1)
-
-
-def _has_output(process: ProcessInfo) -> bool:
-    return any(one.kind is StreamKind.FILE for one in process.streams[1:])
-
-
 MAX_SHAPE_CHARS = 500
 _VERSION = re.compile(r"^(python|pypy|node|ruby|perl|lua|php|java|julia)[\d.]*$")
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish", "ash"})
@@ -316,7 +307,9 @@ def command_shape(argv: Sequence[str], cwd: str = "") -> str:
     words = list(argv)
     if not words:
         return ""
-    program = _program(words[0])
+    program = basename(words[0].lstrip("-")) or words[0]
+    if (version := _VERSION.match(program)) is not None:
+        program = version[1]
     is_of_system = "/" not in words[0] or words[0].startswith(_SYSTEM_BIN)
     parts = [program if is_of_system or program in _INTERPRETERS or program == "java" else _relative(words[0], cwd)]
     rest = words[1:]
@@ -332,12 +325,6 @@ def command_shape(argv: Sequence[str], cwd: str = "") -> str:
         parts.append(rest[0])
         rest = rest[1:]
     return _cut(" ".join([*parts, *_option_names(rest)]))
-
-
-def _program(word: str) -> str:
-    name = basename(word.lstrip("-")) or word
-    version = _VERSION.match(name)
-    return version[1] if version is not None else name
 
 
 def _script(program: str, words: list[str], cwd: str) -> tuple[list[str], list[str]]:

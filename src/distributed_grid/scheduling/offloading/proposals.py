@@ -11,14 +11,14 @@ terminal are never recommended.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
-from distributed_grid.domain.moves import MOVE_PREFIX, Move, MoveConsent, Way, consent_key
+from distributed_grid.domain.moves import MOVE_PREFIX, MoveConsent, Way, consent_key
 from distributed_grid.domain.processes import ProcessInfo, ProcessType
 from distributed_grid.domain.rebalancing import WATCHED_RESOURCES, claimed_amount
 from distributed_grid.domain.resources import MAX_AMOUNT, WHOLE_GPU, Amounts, ResourceType
@@ -77,17 +77,12 @@ class MoveTargets:
         self._absent = absent or {}
         self._assigned: Counter[tuple[str, str]] = Counter()
         self._surplus: dict[tuple[str, str], int] = {}
-        self._names = list(self._candidates())
-
-    def _candidates(self) -> Iterator[str]:
-        scan, nodes = self._scan, self._scan.ledger.nodes
-        if self._only:
-            if self._only in nodes and self._only != self._node:
-                yield self._only
-            return
-        others = (name for name in scan.other_machines(self._node) if scan.has_headroom(name))
-        by_load = sorted((scan.reading(name).score or 0, name) for name in others)
-        yield from (name for _, name in by_load[:MAX_TARGETS])
+        nodes = scan.ledger.nodes
+        others = (name for name in scan.other_machines(node) if scan.has_headroom(name))
+        by_load = sorted((scan.reading(name).score or 0, name) for name in others) if not self._only else []
+        self._names = [name for _, name in by_load[:MAX_TARGETS]]
+        if self._only in nodes and self._only != node:
+            self._names = [self._only]
 
     def find(self, request: Request, needs: Sequence[tuple[str, int]] = (), *, assign: bool = False) -> MoveTarget:
         """The least loaded node that can take this; with `assign` it can spare that much less from now on."""
@@ -233,9 +228,9 @@ def propose(
 def files_to_check(proposals: Sequence[Proposal]) -> dict[str, tuple[tuple[str, int], ...]]:
     """The files that processes need on their targets and that are not shipped, by target, as (path, bytes)."""
     found: dict[str, dict[tuple[str, int], None]] = {}
-    for one in proposals:
-        if one.process is not None and one.movable and one.process.needs:
-            found.setdefault(one.target, {}).update(dict.fromkeys(one.process.needs))
+    for proposal in proposals:
+        if proposal.process is not None and proposal.movable and proposal.process.needs:
+            found.setdefault(proposal.target, {}).update(dict.fromkeys(proposal.process.needs))
     return {node: tuple(files) for node, files in found.items()}
 
 
@@ -300,18 +295,20 @@ def _propose_process(
         lost_ms=max(process.cpu_ms, 0),
     )
     obstacles = process_obstacles(process)
-    moving = next((move.id for move in _moves_of(scan, node, process)), "")
-    if moving:
-        obstacles = (*obstacles, Obstacle(ObstacleKind.MOVING, f"it is being moved: {moving}"))
+    for move in (scan.ledger.moves.get(move_id) for move_id in scan.ledger.moves_at.get(node, ())):
+        if move is not None and move.process and move.process.identity == process.identity:
+            obstacles = (*obstacles, Obstacle(ObstacleKind.MOVING, f"it is being moved: {move.id}"))
+            break
     if obstacles:
         return replace(proposal, obstacles=obstacles)
     where = one_line(process.cwd)
     lost = f"{process.cpu_ms / 1000:.0f} s of CPU are run again, with whatever they did outside of {where}"
+    asks = () if has_consent else (f"it needs your consent for `{shape}` in {where}",)
     proposal = replace(
         proposal,
         way=Way.PROCESS_RESTART,
         needs_consent=not has_consent,
-        reasons=(*proposal.reasons, lost, *_consent(shape, where, has_consent)),
+        reasons=(*proposal.reasons, lost, *asks),
     )
     request = Request(id=f"{MOVE_PREFIX}{process.pid}", user=process.user, ask=ask)
     proposal = _with_target(scan, proposal, request, targets, process.needs)
@@ -335,27 +332,38 @@ def _with_target(
     if not found.node:
         text = f"no node can take it ({amounts_text(proposal.ask)}): {found.reason}"
         return replace(proposal, obstacles=(Obstacle(ObstacleKind.NO_TARGET, text),))
+    score = scan.reading(found.node).score
+    load = f"works at {percent(score)}" if score is not None else "is free"
     return replace(
         proposal,
         target=found.node,
         confidence=found.confidence * WAY_CONFIDENCE[proposal.way] // 1000,
-        reasons=(*proposal.reasons, _target_reason(scan, found.node, proposal.ask)),
+        reasons=(*proposal.reasons, f"{found.node} {load} and has room for {amounts_text(proposal.ask)}"),
     )
 
 
 def _recommend(scan: PressureScan, node: str, found: Sequence[Proposal], targets: MoveTargets) -> list[Proposal]:
     """Mark those that together bring the node down to its low marks: jobs first, then the least lost work."""
     total = {kind: total_of(scan.ledger.nodes[node].capacity, kind) for kind in WATCHED_RESOURCES}
-    excess = {kind: total[kind] * _above_low(scan, node, kind) // 1000 for kind in WATCHED_RESOURCES}
+    excess = dict.fromkeys(WATCHED_RESOURCES, 0)  # above the low mark, of a resource that is above a mark
+    for kind in WATCHED_RESOURCES:
+        level = scan.reading(node).level(kind)
+        if level is not None and scan.is_above(node, kind):
+            excess[kind] = total[kind] * max(level - scan.rules.watermarks(kind).low, 0) // 1000
     marked: dict[int, Proposal] = {}
-    order = sorted(range(len(found)), key=lambda at: (_is_process(found[at]), found[at].lost_ms, _rank(found[at]), at))
-    for at in order:
+    ranks = [_WAYS.index(proposal.way or _WAYS[-1]) for proposal in found]  # order of preference
+    order = sorted((proposal.process is not None, proposal.lost_ms, ranks[at], at) for at, proposal in enumerate(found))
+    for *_, at in order:
         one = found[at]
         relief = {kind: _relief(scan, one, kind) for kind in WATCHED_RESOURCES if excess[kind] > 0}
         counts = any(1000 * size >= MIN_WORTH_MILLI * total[kind] for kind, size in relief.items() if size)
         if not one.movable or not counts or one.process_type in _NEVER_RECOMMENDED:
             continue
-        room = targets.find(_request_of(scan, one), one.process.needs if one.process is not None else (), assign=True)
+        if one.process is None:
+            room = targets.find(scan.ledger.jobs[one.job].sized_request, (), assign=True)
+        else:
+            request = Request(id=f"{MOVE_PREFIX}{one.process.pid}", user=one.user, ask=one.ask)
+            room = targets.find(request, one.process.needs, assign=True)
         if not room.node:
             marked[at] = replace(one, reasons=(*one.reasons, f"beside what is recommended: {room.reason}"))
             continue
@@ -364,23 +372,6 @@ def _recommend(scan: PressureScan, node: str, found: Sequence[Proposal], targets
         moved = one if room.node == one.target else replace(one, target=room.node)
         marked[at] = replace(moved, recommended=True)
     return [marked.get(at, one) for at, one in enumerate(found)]
-
-
-def _rank(proposal: Proposal) -> int:
-    """The place of a way in the order of preference."""
-    return _WAYS.index(proposal.way or _WAYS[-1])
-
-
-def _is_process(proposal: Proposal) -> bool:
-    return proposal.process is not None
-
-
-def _above_low(scan: PressureScan, node: str, kind: ResourceType) -> int:
-    """How far a node that is above a mark is above the low one, in thousandths; 0 for one that is not."""
-    level = scan.reading(node).level(kind)
-    if level is None or not scan.is_above(node, kind):
-        return 0
-    return max(level - scan.rules.watermarks(kind).low, 0)
 
 
 def _relief(scan: PressureScan, one: Proposal, kind: ResourceType) -> int:
@@ -394,26 +385,5 @@ def _relief(scan: PressureScan, one: Proposal, kind: ResourceType) -> int:
     return claimed_amount(lease, kind) if lease is not None and lease.node == one.node else 0
 
 
-def _request_of(scan: PressureScan, one: Proposal) -> Request:
-    if one.process is None:
-        return scan.ledger.jobs[one.job].sized_request
-    return Request(id=f"{MOVE_PREFIX}{one.process.pid}", user=one.user, ask=one.ask)
-
-
-def _moves_of(scan: PressureScan, node: str, process: ProcessInfo) -> Iterator[Move]:
-    moves = (scan.ledger.moves.get(move_id) for move_id in scan.ledger.moves_at.get(node, ()))
-    return (move for move in moves if move is not None and move.process and move.process.identity == process.identity)
-
-
 def _pressure(scan: PressureScan, node: str) -> tuple[str, ...]:
     return tuple(pressure_reason(scan, node, kind) for kind in WATCHED_RESOURCES if scan.is_above(node, kind))[:1]
-
-
-def _consent(shape: str, where: str, has_consent: bool) -> tuple[str, ...]:
-    return () if has_consent else (f"it needs your consent for `{shape}` in {where}",)
-
-
-def _target_reason(scan: PressureScan, target: str, ask: Amounts) -> str:
-    score = scan.reading(target).score
-    load = f"works at {percent(score)}" if score is not None else "is free"
-    return f"{target} {load} and has room for {amounts_text(ask)}"

@@ -312,7 +312,11 @@ class _BoundSearch:
             )
         needs = []
         for short, amounts, gives in kinds:
-            short = short[self._rows] - self._leaving(gives)
+            leaving = np.zeros(len(self._ledger.columns.open), dtype=np.int64)  # that leases being released will free
+            for name, ids in self._ledger.running.leaving.items():
+                claims = [claim for lease_id in ids if (claim := self._ledger.leases[lease_id].claim) is not None]
+                leaving[self._ledger.columns.rows[name]] = sum(gives(claim) for claim in claims)
+            short = short[self._rows] - leaving[self._rows]
             if short.max(initial=0) > 0:
                 needs.append(_Need(short, amounts[self._slots], self._segments, self._starts))
         if len(needs) > 1:
@@ -328,15 +332,6 @@ class _BoundSearch:
             missing = np.maximum(need.short, 0)[self._where]
             amounts += -(-np.minimum(need.amounts, missing) * WHOLE // np.maximum(missing, 1))
         return _Need(short, amounts, self._segments, self._starts)
-
-    def _leaving(self, gives: Gives) -> Column:
-        """Amounts that the leases being released will free."""
-        ledger = self._ledger
-        given = np.zeros(len(ledger.columns.open), dtype=np.int64)
-        for name, ids in ledger.running.leaving.items():
-            claims = [claim for lease_id in ids if (claim := ledger.leases[lease_id].claim) is not None]
-            given[ledger.columns.rows[name]] = sum(gives(claim) for claim in claims)
-        return given[self._rows]
 
     def in_order(self) -> Iterator[CostBound]:
         counts, feasible = self._counts()

@@ -270,7 +270,8 @@ def advice_for(scan: PressureScan, node: str, cause: str) -> Advice | None:
     places = list(scan.lenders(node))
     for *_, job, lease in sorted(jobs, key=lambda entry: entry[:3])[:MAX_TRIED_JOBS]:  # the least important, largest
         for to in places:
-            if (cause == SPREAD and not _evens_out(scan, lease, to)) or not _may_use(scan, job, lease, to):
+            is_pinned = bool(job.request.require) and to not in job.request.require
+            if is_pinned or (cause == SPREAD and not _evens_out(scan, lease, to)) or not _has_surplus(scan, lease, to):
                 continue
             if find_placement(scan.ledger, replace(job.request, require=(to,), prefer=())) is not None:
                 text = f"{reason(to)}; job {job.id} holds {_held_text(lease, cause)}"
@@ -283,11 +284,6 @@ def advice_for(scan: PressureScan, node: str, cause: str) -> Advice | None:
     if not room:
         return None
     return Advice(str(cause), "", to, f"{reason(to)}, {describe(resource, room)} to spare", scan.now)
-
-
-def _may_use(scan: PressureScan, job: Job, lease: Lease, to: str) -> bool:
-    """Whether a job is not pinned elsewhere, and a node has a surplus of what it holds."""
-    return (not job.request.require or to in job.request.require) and _has_surplus(scan, lease, to)
 
 
 def still_applies(scan: PressureScan, node: str, advice: Advice) -> bool:

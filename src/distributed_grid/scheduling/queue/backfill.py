@@ -35,8 +35,8 @@ RELEASE_MS = 10_000  # what is being released, or is due, is expected to be gone
 
 
 def stated_ms(lease: Lease) -> int:
-    said, term = lease.request.expects_ms, lease.request.duration_ms
-    return min(said, term) if said and term else said or term
+    stated, term = lease.request.expects_ms, lease.request.duration_ms
+    return min(stated, term) if stated and term else stated or term
 
 
 def estimated_ms(ledger: Ledger, lease: Lease) -> int:
@@ -57,9 +57,9 @@ def projected_end_ms(ledger: Ledger, lease: Lease, now: int, *, estimates: bool 
     terms count, and statements that are not overrun."""
     if lease.state is LeaseState.RELEASING:
         return now + RELEASE_MS
-    said = lease.expected_end_ms
-    if said and said + RELEASE_MS > now:
-        return max(said, now + 1)
+    end_ms = lease.expected_end_ms
+    if end_ms and end_ms + RELEASE_MS > now:
+        return max(end_ms, now + 1)
     if lease.ends_at_ms:
         return max(lease.ends_at_ms, now + 1)
     if not estimates:
@@ -280,16 +280,18 @@ class LowPriorityCapacity:
         row, mine = self._ledger.columns.rows[node], resource_kinds(lease.request.ask)
         competing = [one for one, theirs, could in self._competing if could[row] and mine & theirs]
         length = expected_ms(self._ledger, lease) if competing else 0
-        return all(self._does_not_delay(one, node, claim, length) for one in competing)
-
-    def _does_not_delay(self, other: Request, node: str, claim: Claim, length: int) -> bool:
-        start = self._forecast.earliest_ms(other.ask, node)
-        if start == NEVER:  # nobody knows when; or never at all, where a mask of columns says more than the node has
-            return NodeClaims().claim_for(other.ask, self._ledger.nodes[node].lendable) is None
-        if length and self._now + length <= start:
-            return True
-        held_then = self._forecast.releases(node).held_after(start)
-        return self._forecast.fits_beside(other.ask, node, held_then, claim)
+        for other in competing:
+            start = self._forecast.earliest_ms(other.ask, node)
+            if (
+                start == NEVER
+            ):  # nobody knows when; or never at all, where a mask of columns says more than the node has
+                if NodeClaims().claim_for(other.ask, self._ledger.nodes[node].lendable) is not None:
+                    return False
+            elif not length or self._now + length > start:
+                held_then = self._forecast.releases(node).held_after(start)
+                if not self._forecast.fits_beside(other.ask, node, held_then, claim):
+                    return False
+        return True
 
     def contested_nodes(self, request: Request) -> set[str]:
         """Nodes where a request of higher priority could use the same kinds of resources."""

@@ -243,7 +243,10 @@ class QueueScan:
         low = self._is_low_priority(lease)
         length = expected_ms(self._ledger, lease) or float("inf")
         outlived = outlived_nodes(lease.request, self._ends, self._now)
-        key = (_placement_key(lease.request), low, self._statement_key(lease), outlived)
+        statement = None  # beside a promoted request a refusal depends on the user and the stated lengths
+        if any(reservation.overdue_since_ms for _, reservation in self._made_reservations()):
+            statement = (lease.request.user, lease.request.expects_ms, lease.request.duration_ms)
+        key = (_placement_key(lease.request), low, statement, outlived)
         known = self._refused.get(key)
         if known is not None and known[0] <= at and known[1] <= length:
             return None
@@ -260,12 +263,6 @@ class QueueScan:
             found = find_placement(self._ledger, lease.request, avoid=frozenset(avoid))
         self._refused[key] = (at, length)
         return None
-
-    def _statement_key(self, lease: Lease) -> object:
-        """Rest of the key of refusals beside a promoted request: its user and its statements."""
-        if not any(reservation.overdue_since_ms for _, reservation in self._made_reservations()):
-            return None
-        return (lease.request.user, lease.request.expects_ms, lease.request.duration_ms)
 
     def _may_use(self, at: QueueKey, lease: Lease, node: str, claim: Claim) -> bool:
         for before, reservation in self._made_reservations():
@@ -302,7 +299,17 @@ class QueueScan:
                 if fit_key(lease.request) in hopeless or (recent and (self._reservations or unknown_start)):
                     finished.add(group)  # those behind it are as hopeless, or as recent
                     continue
-                reservation = self._reserve(lease, taken, first=not self._reservations)
+                exclude = taken | outlived_nodes(lease.request, self._ends, self._now)
+                overdue_since = lease.asked_at_ms + self._ledger.policy.starvation_ms
+                if self.order.is_overtaken(lease):
+                    overdue_since = max(lease.asked_at_ms, 1)
+                is_overdue = self._now >= overdue_since
+                reservation = self._forecast.reserve(
+                    lease,
+                    exclude=exclude,
+                    overdue_since_ms=overdue_since if is_overdue else 0,
+                    all_nodes=is_overdue and not self._reservations,
+                )
                 if reservation is None:
                     hopeless.add(fit_key(lease.request))
                 elif recent and reservation.at_ms == NEVER:
@@ -311,15 +318,6 @@ class QueueScan:
                     self._reservations.append((key, reservation))
                     taken |= reservation.held_then.keys()
         return self._reservations
-
-    def _reserve(self, lease: Lease, taken: set[str], *, first: bool) -> Reservation | None:
-        taken = taken | outlived_nodes(lease.request, self._ends, self._now)
-        overdue_since = lease.asked_at_ms + self._ledger.policy.starvation_ms
-        if self.order.is_overtaken(lease):
-            overdue_since = max(lease.asked_at_ms, 1)
-        if self._now < overdue_since:
-            return self._forecast.reserve(lease, exclude=taken)
-        return self._forecast.reserve(lease, exclude=taken, overdue_since_ms=overdue_since, all_nodes=first)
 
 
 def _placement_key(request: Request) -> object:

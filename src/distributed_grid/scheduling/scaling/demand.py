@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from distributed_grid.domain.leases import NodeKind, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Amounts, Capacity, ResourceType
 from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
@@ -217,8 +216,8 @@ def is_served(ask: Amounts, types: Sequence[WorkerResources], memory_bytes: int 
         return False
     cpu, memory, gpu, whole = size_of(ask)
     size = (cpu, memory if memory_bytes is None else memory_bytes, gpu, whole)
-    for one in types:  # noqa: SIM110 - a generator costs twice as much, and this is called for every group
-        if fits(size, one):
+    for type_ in types:  # noqa: SIM110 - a generator costs twice as much, and this is called for every group
+        if fits(size, type_):
             return True
     return False
 
@@ -345,7 +344,13 @@ def pack(ledger: Ledger, demand: Demand, room_for_new: int, now: int) -> UnmetDe
         if (worker.node not in ledger.nodes or ledger.nodes[worker.node].lendable == NOTHING)
         and (worker.is_on_its_way or worker.state is WorkerState.JOINED)
     ]
-    silent = (_left_on(ledger, node) for node in ledger.nodes.values() if node.state in _SILENT)
+    silent = []  # resources left on a silent node, if it comes back as it was
+    for node in ledger.nodes.values():
+        if node.state in _SILENT:
+            has, claims = node.lendable, ledger.claims_on(node.name)
+            gpus = max(claims.whole_free(has), 0) if has.gpus else 0
+            cpu_milli, memory_bytes = has.cpu_milli - claims.cpu_milli, has.memory_bytes - claims.memory_bytes
+            silent.append(WorkerResources(max(cpu_milli, 0), max(memory_bytes, 0), gpus))
     coming = Bins.of_workers([*on_their_way, *silent])
     draining = [one for one in ledger.workers.values() if one.state is WorkerState.DRAINING and one.surplus]
     surplus = Bins.of_workers(usable(worker.resources) for worker in draining)
@@ -387,15 +392,6 @@ def _pack_gangs(
                 kept |= got > 0
         missing += lacking
     return missing, kept
-
-
-def _left_on(ledger: Ledger, node: Node) -> WorkerResources:
-    """Resources left on a node if it comes back as it was."""
-    has, claims = node.lendable, ledger.claims_on(node.name)
-    gpus = max(claims.whole_free(has), 0) if has.gpus else 0
-    return WorkerResources(
-        max(has.cpu_milli - claims.cpu_milli, 0), max(has.memory_bytes - claims.memory_bytes, 0), gpus
-    )
 
 
 def choose_type(

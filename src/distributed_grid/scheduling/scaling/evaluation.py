@@ -221,7 +221,7 @@ class Evaluator:
         )
         if leaving:
             reason = f"{_workers(len(leaving))} without a lease, the first for {_seconds(leaving[0].idle_ms)}"
-            ids = tuple(one.worker.id for one in leaving)
+            ids = tuple(idle.worker.id for idle in leaving)
             return ScalingPlan(
                 action="scale_down",
                 reason=reason,
@@ -287,7 +287,12 @@ class Evaluator:
     def _up(self, worker: Worker | None, count: int, reason: str) -> ScalingPlan:
         kept = self._unmet.kept
         if worker is not None:
-            paid, refusal = self._affordable(worker, count)
+            paid, refusal = 0, ""
+            state = budget_state(self._ledger, self._now, self._wall_ms)
+            while paid < count and (beyond := state.refusal(worker)) is None:
+                state, paid = state.with_workers(worker), paid + 1
+            if paid < count:
+                refusal = beyond or ""
             if not paid and not kept:
                 waits = "; the replacement waits until it is gone" if self._unmet.displaced.shapes else ""
                 return self._nothing(f"{reason}; {refusal}{waits}")
@@ -302,16 +307,6 @@ class Evaluator:
             bottleneck=self._bottleneck,
             worker=worker,
         )
-
-    def _affordable(self, worker: Worker, count: int) -> tuple[int, str]:
-        """Number of workers within the budget, and the refusal of the next one."""
-        state = budget_state(self._ledger, self._now, self._wall_ms)
-        for number in range(count):
-            refusal = state.refusal(worker)
-            if refusal is not None:
-                return number, refusal
-            state = state.with_workers(worker)
-        return count, ""
 
     def _nothing(self, reason: str) -> ScalingPlan:
         return ScalingPlan(

@@ -280,18 +280,19 @@ class MoveReconciler:
     async def run(self) -> None:
         """Perform shipments of files until cancelled."""
         await asyncio.sleep(POLL_SECONDS)  # after a restart agents come back first: a difference is shipped once only
-        await self._work.run(self._reconcile, POLL_SECONDS)
+
+        async def ship_pending() -> None:
+            if not self._grid.ledger.moves:
+                self._opened.clear()
+                return
+            for effect in await self._grid.read(lambda ledger, now: move_effects(ledger)):
+                if not isinstance(effect, OrderMoveStep):
+                    self.perform(effect)
+
+        await self._work.run(ship_pending, POLL_SECONDS)
 
     async def stop(self) -> None:
         await self._work.stop()
-
-    async def _reconcile(self) -> None:
-        if not self._grid.ledger.moves:
-            self._opened.clear()
-            return
-        for effect in await self._grid.read(lambda ledger, now: move_effects(ledger)):
-            if not isinstance(effect, OrderMoveStep):
-                self.perform(effect)
 
     # ------------------------------------------------------------------ the files of the original
 

@@ -26,7 +26,6 @@ from distributed_grid.api import requests
 from distributed_grid.client.task_descriptions import task_fields
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.jobs import Attempt, Ending, Job, JobEstimate
-from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row, decode_as
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import EndedRow, Store
@@ -160,12 +159,13 @@ class RunRecorder:
         """Record the runs that ended shortly before the last control plane did."""
         try:
             ended = await self._grid.query(_ended_last)
-            living = await self._grid.read(_rerun_jobs)
+            living = await self._grid.read(lambda ledger, now: [job for job in ledger.jobs.values() if job.attempts])
         except GridError as failure:  # the store cannot be read: these runs are not learned
             log.warning("the last runs of jobs could not be caught up: %s", failure)
             return
         for job in living:
-            self._record(job, job.attempts)
+            if job.attempts[0].outcome is not None:  # it runs again
+                self._record(job, job.attempts)
         for first in range(0, len(ended), CATCH_UP_STEP):
             for row in ended[first : first + CATCH_UP_STEP]:
                 job = decode_as(Job, row.blob)
@@ -233,8 +233,3 @@ def _ended_last(store: Store) -> list[EndedRow]:
         return []
     since_ms = max(newest[0].ended_at_ms - CATCH_UP_MS, 0)
     return store.ended("job", since_ms=since_ms, limit=MAX_CAUGHT_UP)[::-1]
-
-
-def _rerun_jobs(ledger: Ledger, now: int) -> list[Job]:
-    """The living jobs that have a run behind them."""
-    return [job for job in ledger.jobs.values() if job.attempts and job.attempts[0].outcome is not None]

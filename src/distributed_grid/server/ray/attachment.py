@@ -366,7 +366,12 @@ class RayAttachment:
                 self.nodes.is_detaching = False
 
     async def _leave(self, op: requests.DetachRay, report: ReportStep) -> list[NodeResult]:
-        names = await self._grid.read(lambda ledger, now: attached_names(ledger, self.nodes.kept))
+        # the nodes whose agent is kept through the cluster, and those that only Ray brought
+        names = await self._grid.read(
+            lambda ledger, now: [
+                node.name for node in ledger.nodes.values() if node.name in self.nodes.kept or node.host == RAY_HOST
+            ]
+        )
         if self._engine.connected is not None:  # else nothing can be removed
             checks = await asyncio.gather(*(self._check_purge(name, op, report) for name in names))
             if not all(check.ok for check in checks):
@@ -483,11 +488,6 @@ class RayAttachment:
             version=facts.running or facts.version or None,
             python=facts.python or None,
         )
-
-
-def attached_names(ledger: Ledger, kept: Container[str]) -> list[str]:
-    """The nodes that go with the cluster: those whose agent is kept through it, and those that only Ray brought."""
-    return [node.name for node in ledger.nodes.values() if node.name in kept or node.host == RAY_HOST]
 
 
 def other_results(ledger: Ledger, names: list[str]) -> list[NodeResult]:

@@ -22,7 +22,6 @@ from distributed_grid.api.answers.leases import AllocationDetail, AllocationRow,
 from distributed_grid.api.id_prefixes import is_prefix, not_found
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobSubmitted, LeaseReleased, RequestRefused
-from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import is_automatic, is_boost
@@ -35,7 +34,7 @@ from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import READ, USER, delete, endpoint, get, post
 from distributed_grid.server.pages import select_page
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
-from distributed_grid.server.services.jobs import fetch_order
+from distributed_grid.server.services.jobs import command_of, fetch_order
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.records import find_lease, held_leases
 
@@ -209,16 +208,7 @@ class BoostService:
             variables |= {"GRID_BOOST_GROUP": group, **await self._ray_environment(lease.node)}
             if "PATH" in op.given:  # then that one counts, and not the folder of Ray's interpreter
                 variables["GRID_RAY_PYTHON"] = ""
-        env = tuple(sorted((op.env | variables).items()))
-        command = Command(
-            argv=op.argv,
-            env=env,
-            cwd=op.cwd,
-            timeout_ms=round(1000 * op.timeout_seconds),
-            grace_ms=round(1000 * op.grace_seconds),
-            workdir=op.workdir,
-            given=op.given,
-        )
+        command = command_of(op, op.env | variables)
         request = Request(
             id=op.request_id,
             user=user,

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -286,19 +286,10 @@ class JobService:
 
     @endpoint(USER, post("/jobs", "jobs", hidden=LOCAL_FIELDS, adapt=_complete_environment))
     async def submit(self, op: requests.SubmitJob, caller: Caller) -> JobDetail:
-        command = Command(
-            argv=op.argv,
-            env=tuple(sorted(op.env.items())),
-            cwd=op.cwd,
-            timeout_ms=round(1000 * op.timeout_seconds),
-            grace_ms=round(1000 * op.grace_seconds),
-            workdir=op.workdir,
-            given=op.given,
-        )
         request = replace(await self._converter.convert(op, caller), limits_memory=True)
         event = JobSubmitted(
             id=op.job_id or f"job-{op.request_id[:12]}",
-            command=command,
+            command=command_of(op, op.env),
             request=request,
             retries=op.retries,
             estimate=await self._sizer.estimate(op, caller.user) if self._sizer is not None else None,
@@ -492,6 +483,18 @@ class JobService:
     async def fetch_files(self, op: requests.FetchFiles, caller: Caller, sink: FileSink) -> FetchedFiles:
         """Send the files that a job left in its directory; the totals."""
         return await send_files(self._files, await self.find_own(op.job_id, caller), op.patterns, sink)
+
+
+def command_of(op: requests.SubmitJob | requests.CommandInLease, env: Mapping[str, str]) -> Command:
+    return Command(
+        argv=op.argv,
+        env=tuple(sorted(env.items())),
+        cwd=op.cwd,
+        timeout_ms=round(1000 * op.timeout_seconds),
+        grace_ms=round(1000 * op.grace_seconds),
+        workdir=op.workdir,
+        given=op.given,
+    )
 
 
 def fetch_order(op: requests.SubmitJob | requests.CommandInLease) -> FetchOrder | None:

@@ -60,7 +60,7 @@ from distributed_grid.scheduling.pressure.scan import PressureScan, percent, sca
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint, get, post
 from distributed_grid.server.offloading.move_requests import check_input, job_move, process_move
-from distributed_grid.server.pages import HistoryList
+from distributed_grid.server.pages import HistoryList, select_page
 from distributed_grid.server.services.records import find_ended_move, find_move, find_other_job, known_job
 
 FULL_CPU_MILLI = 950
@@ -379,10 +379,19 @@ class OffloadingService:
 
     @endpoint(ADMIN, keeps_config=True)
     async def consents(self, op: requests.ListConsents, caller: Caller) -> ConsentList:
-        """The command shapes whose processes may be moved."""
+        """A page of the command shapes whose processes may be moved."""
+        consents = await self._grid.read(lambda ledger, now: tuple(ledger.consents.values()))
+        page = await select_page(
+            self._grid.slices,
+            consents,
+            lambda consent: (0, consent.key),
+            name="consents",
+            cursor=op.cursor,
+            limit=op.limit,
+        )
         viewer = self._viewer()
-        found = await self._grid.read(lambda ledger, now: sorted(ledger.consents.values(), key=lambda one: one.key))
-        return ConsentList([ConsentRow.of(viewer, consent) for consent in found])
+        rows = [ConsentRow.of(viewer, consent) for consent in page.rows]
+        return ConsentList(rows, more=page.end is not None, next=page.next())
 
     @endpoint(USER, keeps_config=True)
     async def withdraw(self, op: requests.WithdrawConsent, caller: Caller) -> WithdrawnConsents:

@@ -129,12 +129,13 @@ class OutputCollector:
         self._next_check: dict[str, float] = {}
 
     async def run(self) -> None:
-        await self._work.run(self._reconcile, POLL_SECONDS)
 
-    async def _reconcile(self) -> None:
-        if self._grid.ledger.workers:
-            for effect in await self._grid.read(lambda ledger, now: collection_effects(ledger)):
-                self.perform(effect)
+        async def collect_pending() -> None:
+            if self._grid.ledger.workers:
+                for effect in await self._grid.read(lambda ledger, now: collection_effects(ledger)):
+                    self.perform(effect)
+
+        await self._work.run(collect_pending, POLL_SECONDS)
 
     def perform(self, effect: CollectOutputs) -> None:
         worker = effect.worker
