@@ -249,6 +249,41 @@ def test_interrupt_cancels_the_job_of_run(shell: Shell) -> None:
     wait_until(lambda: shell.job("interrupted")["outcome"] == "cancelled")
 
 
+WAITING_SCRIPT = """
+import distributed_grid as grid
+try:
+    grid.borrow(cpus=%d)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_interrupt_withdraws_the_request_of_borrow(shell: Shell) -> None:
+    with grid.borrow(cpus=0.5):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WAITING_SCRIPT % CORES],
+            cwd=shell.cwd,
+            env=shell.env,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        wait_until(lambda: grid.status().waiting == 1)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=20)[0] == "interrupted\n"
+        wait_until(lambda: grid.status().waiting == 0)
+
+
+def test_cancelled_task_withdraws_its_request_of_a_lease(shell: Shell) -> None:
+    async def story() -> None:
+        with grid.borrow(cpus=0.5):
+            task = asyncio.ensure_future(asyncio.wait_for(aio.borrow(cpus=CORES), 0.3))
+            with pytest.raises(TimeoutError):
+                await task
+            assert (await aio.status()).waiting == 0
+
+    asyncio.run(story())
+
+
 def test_blocking_run_loads_neither_msgspec_nor_asyncio(shell: Shell) -> None:
     grid.run("true")  # the control plane runs from here on
     program = (

@@ -117,9 +117,12 @@ class AsyncioTransport(Transport):
             except Unreachable as loss:  # the control plane went away: the next one knows the job
                 await asyncio.sleep(backoff.delay_after(loss))
 
-    async def withdraw_job(self, uid: str) -> None:
+    async def withdraw(self, *, job: str = "", lease: str = "") -> None:
         with contextlib.suppress(GridError):
-            await asyncio.shield(self._client.cancel_job(job_id=uid))
+            if job:
+                await asyncio.shield(self._client.cancel_job(job_id=job))
+            else:
+                await asyncio.shield(self._client.release_lease(allocation_id=lease, exact=True))
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.to_thread(work)

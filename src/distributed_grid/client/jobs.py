@@ -259,7 +259,7 @@ async def run_request(transport: Transport, request: JobRequest) -> Result:
     except (Exception, GeneratorExit):
         raise
     except BaseException:  # KeyboardInterrupt, SystemExit, CancelledError
-        await transport.withdraw_job(request.uid)
+        await transport.withdraw(job=request.uid)
         raise
 
 

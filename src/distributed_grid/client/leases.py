@@ -83,8 +83,15 @@ class AsyncLease:
 
 
 async def borrow(transport: Transport, options: LeaseOptions) -> AsyncLease:
-    """Lease resources, once they are granted."""
-    return AsyncLease(transport, (await transport.request_lease(**lease_fields(options))).allocation)
+    """Lease resources, once they are granted; an interrupt meanwhile, or a cancelled task, withdraws the request."""
+    fields = lease_fields(options)
+    try:
+        return AsyncLease(transport, (await transport.request_lease(**fields)).allocation)
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException:  # KeyboardInterrupt, SystemExit, CancelledError
+        await transport.withdraw(lease=fields["request_id"])
+        raise
 
 
 class PendingLease:

@@ -7,6 +7,7 @@ is written once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -40,8 +41,9 @@ class Transport(AsyncOperations):
         """The output of a job, continued from its position with the next control plane after a loss."""
         raise NotImplementedError
 
-    async def withdraw_job(self, uid: str) -> None:
-        """Cancel a job whose caller was interrupted; harmless where it was never submitted, or has ended."""
+    async def withdraw(self, *, job: str = "", lease: str = "") -> None:
+        """Cancel a job, or release a lease, whose caller was interrupted; harmless where the control plane does not
+        know it."""
         raise NotImplementedError
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
@@ -127,12 +129,12 @@ class BlockingTransport(Transport):
             except Unreachable as loss:
                 time.sleep(backoff.delay_after(loss))
 
-    async def withdraw_job(self, uid: str) -> None:
-        try:
-            with self.client(any_config=True, may_start=False) as client:
-                client.cancel_job(job_id=uid)
-        except GridError:
-            pass
+    async def withdraw(self, *, job: str = "", lease: str = "") -> None:
+        with contextlib.suppress(GridError), self.client(any_config=True, may_start=False) as client:
+            if job:
+                client.cancel_job(job_id=job)
+            else:
+                client.release_lease(allocation_id=lease, exact=True)
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
         return work()
