@@ -252,9 +252,9 @@ def _attempts(predictor: TaskPredictor, tasks: Tasks, i: int, costs: Costs) -> l
         allocations = [float(next(limits))]
         costs.judged.append((prediction.confidence, allocations[0] >= used))
         while allocations[-1] < used:
-            predictor.learn(_run(tasks, i, attempt=len(allocations), limit=int(allocations[-1])))
+            predictor.learn_all([_run(tasks, i, attempt=len(allocations), limit=int(allocations[-1]))])
             allocations.append(float(next(limits, 2 * allocations[-1])))
-    costs.updates.append(timed(partial(predictor.learn, _run(tasks, i, attempt=0)))[1])
+    costs.updates.append(timed(partial(predictor.learn_all, [_run(tasks, i, attempt=0)]))[1])
     return allocations
 
 

@@ -304,10 +304,6 @@ class NodeHistory:
             rows.append(minute)
         return rows
 
-    @property
-    def size_bytes(self) -> int:
-        return self.samples.rows.nbytes + self.minutes.rows.nbytes
-
 
 def _clamp(number: int, high: int) -> int:
     return 0 if number < 0 else min(number, high)

@@ -330,9 +330,6 @@ class MemorySizer:
         self._unfitted = 0
         self._fitted: _Fitted | None = None
 
-    def learn(self, run: Run) -> None:
-        self.learn_all((run,))
-
     def learn_all(self, runs: Iterable[Run]) -> None:
         """Learn from runs that ended or were cut short, the oldest first; unmeasured ones are ignored."""
         largest = max((known.used_bytes for known in self._runs), default=0)
@@ -374,10 +371,6 @@ class MemorySizer:
         limits = self.allocations(features, 0)
         return None if limits is None else limits[0]
 
-    def retry_allocation(self, features: Sequence[float], limits: Sequence[int]) -> int:
-        """Bytes for the next attempt of a run that exceeded each of these limits."""
-        return _next_limit(self.distribution(features), limits)
-
     def allocations(self, features: Sequence[float], reruns: int) -> tuple[int, ...] | None:
         """Bytes for the first attempt and `reruns` more, each for a run that exceeds the one before; None if too little
         is known."""
@@ -386,7 +379,7 @@ class MemorySizer:
             return None
         limits = [min(math.ceil(distribution.least_waste_bytes()), MAX_BYTES)]
         for _ in range(reruns):
-            limits.append(_next_limit(distribution, limits))
+            limits.append(next_limit(distribution, limits))
         return tuple(limits)
 
     def distribution(self, features: Sequence[float]) -> MemoryDistribution | None:
@@ -405,7 +398,7 @@ class MemorySizer:
         return row
 
 
-def _next_limit(distribution: MemoryDistribution | None, limits: Sequence[int]) -> int:
+def next_limit(distribution: MemoryDistribution | None, limits: Sequence[int]) -> int:
     """Bytes for an attempt after those that ran over these limits."""
     limit = max(limits)
     grown = math.ceil(limit * (RETRY_GROWTH if len(limits) > 1 else MIN_RETRY_GROWTH)) + 1

@@ -102,9 +102,6 @@ class TaskPredictor:
         self._timed = 0
         self._answers: dict[tuple[float, ...], MemoryPrediction | None] = {}
 
-    def learn(self, run: TaskRun) -> None:
-        self.learn_all((run,))
-
     def learn_all(self, runs: Iterable[TaskRun]) -> None:
         """Learn runs, the oldest first; the last of them are predicted before."""
         coming = list(runs)
@@ -157,7 +154,7 @@ class TaskPredictor:
             prediction = MemoryPrediction(
                 memory_bytes=first,
                 next_memory_bytes=tuple(reruns),
-                run_ms=self._run_ms(features),
+                run_ms=self.run_ms(input_bytes, numbers),
                 tier=tier,
                 confidence=confidence,
                 samples=self.samples,
@@ -167,12 +164,9 @@ class TaskPredictor:
 
     def run_ms(self, input_bytes: int, numbers: Sequence[float] = ()) -> int | None:
         """Median run time; None if unknown."""
-        return self._run_ms(self._features(input_bytes, numbers))
-
-    def _run_ms(self, features: tuple[float, ...]) -> int | None:
         if self._timed < self._settings.min_samples_for_stats:
             return None
-        return self.run_time.quantile(features, 0.5)
+        return self.run_time.quantile(self._features(input_bytes, numbers), 0.5)
 
     def cpu_milli(self, input_bytes: int, numbers: Sequence[float] = ()) -> int | None:
         """Mean of the busy cores of a run, in thousandths; None if unknown."""

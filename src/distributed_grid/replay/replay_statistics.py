@@ -65,8 +65,9 @@ class Series(Struct):
 
 class ReplayStatistics:
     def __init__(self, lends: Sequence[Capacity]) -> None:
-        self._cpu_has = sum(capacity.cpu_milli for capacity in lends)
-        self._gpu_has = WHOLE_GPU * sum(len(capacity.gpus) for capacity in lends)
+        # the lendable capacity
+        self.cpu_milli = sum(capacity.cpu_milli for capacity in lends)
+        self.gpu_milli = WHOLE_GPU * sum(len(capacity.gpus) for capacity in lends)
         self._jobs: dict[str, _JobTimes] = {}
         self._cpu = self._gpu = self._waiting = 0
         self._cpu_ms = self._gpu_ms = 0
@@ -142,10 +143,6 @@ class ReplayStatistics:
 
     # ------------------------------------------------------------------ results
 
-    @property
-    def has(self) -> tuple[int, int]:
-        return self._cpu_has, self._gpu_has
-
     def table(self) -> StatisticsTable:
         waits = sorted(job.began_ms - job.asked_ms for job in self._jobs.values() if job.began_ms >= 0)
         done = [job for job in self._jobs.values() if job.ended_ms >= 0]
@@ -169,8 +166,8 @@ class ReplayStatistics:
             median_wait_s=_part(waits, 0.5) / 1000,
             p95_wait_s=_part(waits, 0.95) / 1000,
             bounded_slowdown=_mean(slowdowns),
-            cpu_utilisation=_ratio(self._cpu_ms, self._cpu_has * makespan),
-            gpu_utilisation=_ratio(self._gpu_ms, self._gpu_has * makespan) if self._gpu_has else None,
+            cpu_utilisation=_ratio(self._cpu_ms, self.cpu_milli * makespan),
+            gpu_utilisation=_ratio(self._gpu_ms, self.gpu_milli * makespan) if self.gpu_milli else None,
             makespan_s=makespan / 1000,
             preemptions=self._preemptions,
             cpu_seconds_lost=self._lost_milli_ms / 1_000_000,
@@ -232,9 +229,9 @@ def _panels(replays: Sequence[tuple[str, ReplayStatistics]], span_ms: int, colum
         return [100 * mean / max(whole, 1) for mean in _means(figures.series.at_ms, values, span_ms, columns)]
 
     every = [figures for _, figures in replays]
-    panels = [_Panel("CPU in use", 100.0, "%", [means(one, one.series.cpu_milli, one.has[0]) for one in every])]
-    if any(figures.has[1] for figures in every):
-        gpu = [means(one, one.series.gpu_milli, one.has[1]) for one in every]
+    panels = [_Panel("CPU in use", 100.0, "%", [means(one, one.series.cpu_milli, one.cpu_milli) for one in every])]
+    if any(figures.gpu_milli for figures in every):
+        gpu = [means(one, one.series.gpu_milli, one.gpu_milli) for one in every]
         panels.append(_Panel("GPU in use", 100.0, "%", gpu))
     waiting = [_means(one.series.at_ms, one.series.waiting, span_ms, columns) for one in every]
     most = max((max(line) for line in waiting), default=0.0)

@@ -22,6 +22,7 @@ from distributed_grid.prediction.memory_sizing import (
     MemorySizer,
     Run,
     Values,
+    next_limit,
 )
 
 MB = 10**6
@@ -50,7 +51,7 @@ def test_nothing_is_said_until_enough_runs_are_known() -> None:
     runs = some_runs(MIN_RUNS)
     sizer = a_sizer(runs[:-1])
     assert sizer.allocation((1e9,)) is None
-    sizer.learn(runs[-1])
+    sizer.learn_all(runs[-1:])
     assert given_bytes(sizer, 1e9) > 0
 
 
@@ -71,7 +72,7 @@ def test_learning_one_by_one_and_all_at_once_end_alike() -> None:
     runs = some_runs(40)
     online = MemorySizer()
     for run in runs:
-        online.learn(run)
+        online.learn_all([run])
     assert given_bytes(online, 3e9) == pytest.approx(given_bytes(a_sizer(runs), 3e9), rel=0.05)
 
 
@@ -84,7 +85,7 @@ def test_lasting_change_replaces_the_old_values() -> None:
 def test_a_surprising_run_counts_at_once() -> None:
     sizer = a_sizer([Run((1e9,), 100 * MB + number) for number in range(200)])
     before = sizer.distribution((1e9,))
-    sizer.learn(Run((1e9,), 300 * MB))
+    sizer.learn_all([Run((1e9,), 300 * MB)])
     after = sizer.distribution((1e9,))
     assert before is not None
     assert after is not None
@@ -95,19 +96,19 @@ def test_a_surprising_run_counts_at_once() -> None:
 
 
 def test_a_retry_with_nothing_known_is_twice_as_large() -> None:
-    assert MemorySizer().retry_allocation((1e9,), [100 * MB]) > 199 * MB
+    assert next_limit(MemorySizer().distribution((1e9,)), [100 * MB]) > 199 * MB
 
 
 def test_a_retry_takes_what_is_known_above_the_limit() -> None:
     small, large = ([Run((1e9,), size * MB + i) for i in range(20)] for size in (100, 400))
-    assert 400 * MB <= a_sizer(small + large).retry_allocation((1e9,), [150 * MB]) < 600 * MB
+    assert 400 * MB <= next_limit(a_sizer(small + large).distribution((1e9,)), [150 * MB]) < 600 * MB
 
 
 def test_a_second_over_run_doubles_at_least() -> None:
     sizer = a_sizer(some_runs(50))
     first = given_bytes(sizer, 1e9)
-    second = sizer.retry_allocation((1e9,), [first])
-    assert sizer.retry_allocation((1e9,), [first, second]) >= 2 * second
+    second = next_limit(sizer.distribution((1e9,)), [first])
+    assert next_limit(sizer.distribution((1e9,)), [first, second]) >= 2 * second
 
 
 @given(
@@ -120,15 +121,15 @@ def test_a_retry_gets_more_than_every_limit_that_was_too_small(
 ) -> None:
     sizer = a_sizer([Run((x,), used) for x, used in runs])
     for limit in limits:
-        sizer.learn(Run((feature,), limit, is_lower_bound=True))
-    assert sizer.retry_allocation((feature,), limits) > max(limits)
+        sizer.learn_all([Run((feature,), limit, is_lower_bound=True)])
+    assert next_limit(sizer.distribution((feature,)), limits) > max(limits)
 
 
 def test_a_lower_bound_raises_what_the_next_run_gets() -> None:
     sizer = a_sizer(some_runs(20))
     before = given_bytes(sizer, 1e9)
     for number in range(5):
-        sizer.learn(Run((1e9,), 2 * before, is_lower_bound=True, id=f"t{number}"))
+        sizer.learn_all([Run((1e9,), 2 * before, is_lower_bound=True, id=f"t{number}")])
     assert given_bytes(sizer, 1e9) > 2 * before
 
 
@@ -143,8 +144,8 @@ def test_the_run_that_ends_well_replaces_its_lower_bounds() -> None:
     runs = some_runs(20)
     sizer, end = a_sizer(runs), Run((1e9,), 1300 * MB, id="t1")
     for limit in (1100 * MB, 1200 * MB):
-        sizer.learn(Run((1e9,), limit, is_lower_bound=True, id="t1"))
-    sizer.learn(end)
+        sizer.learn_all([Run((1e9,), limit, is_lower_bound=True, id="t1")])
+    sizer.learn_all([end])
     assert sizer.allocation((1e9,)) == a_sizer([*runs, end]).allocation((1e9,))
 
 

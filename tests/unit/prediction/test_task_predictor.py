@@ -174,7 +174,7 @@ def test_the_confidence_is_the_share_of_new_runs_that_get_enough(draw: Callable[
         memory = draw(dice)
         said.append(found.confidence)
         enough.append(memory <= found.memory_bytes)
-        predictor.learn(a_run(i, memory))
+        predictor.learn_all([a_run(i, memory)])
     assert sum(said) / len(said) == pytest.approx(sum(enough) / len(enough), abs=0.06)
 
 
@@ -198,7 +198,7 @@ def test_runs_over_the_limit_count_against_the_confidence_once_and_are_no_sample
     for i in range(100, 110):
         limit = predictor.predict(0)
         assert limit is not None
-        predictor.learn(cut_short(i, limit.memory_bytes))
+        predictor.learn_all([cut_short(i, limit.memory_bytes)])
     assert predictor.samples == samples
     assert predictor.confidence(Tier.ML) < before - 0.1
 
@@ -206,7 +206,7 @@ def test_runs_over_the_limit_count_against_the_confidence_once_and_are_no_sample
 def test_a_run_that_was_cut_short_below_the_limit_says_nothing() -> None:
     predictor = a_predictor([a_run(i, 100 * MB + i) for i in range(40)])
     before = predictor.confidence(Tier.ML), predictor.predict(0)
-    predictor.learn(cut_short(99, 50 * MB))
+    predictor.learn_all([cut_short(99, 50 * MB)])
     assert (predictor.confidence(Tier.ML), predictor.predict(0)) == before
 
 
