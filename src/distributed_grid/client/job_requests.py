@@ -178,7 +178,15 @@ def command_request(
         "timeout_seconds": parse_seconds(options.get("timeout") or 0.0, "a timeout"),
         "grace_seconds": parse_seconds(options.get("grace", GRACE_SECONDS), "a grace time"),
     }
-    return JobRequest(submitted, directory, works_in or None, isolated, ship, options.get("check", False), lease_node)
+    return JobRequest(
+        submitted,
+        directory,
+        works_in or None,
+        isolated=isolated,
+        ship=ship,
+        check=options.get("check", False),
+        lease_node=lease_node,
+    )
 
 
 def command_fields(
