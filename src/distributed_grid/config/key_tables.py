@@ -288,15 +288,15 @@ class SectionMeta(msgspec.StructMeta):
     key_table: KeyTable
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> SectionMeta:
-        plain = {field: one.default if isinstance(one, Setting) else one for field, one in namespace.items()}
+        plain = {field: value.default if isinstance(value, Setting) else value for field, value in namespace.items()}
         options |= {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
         section = super().__new__(cls, name, bases, plain, **options)
         declared = {field: namespace.get(field, ...) for field in section.__struct_fields__}
-        settings = {field: one if isinstance(one, Setting) else Setting(one) for field, one in declared.items()}
-        section.settings = {field: one for field, one in settings.items() if one.is_key}
+        settings = {field: value if isinstance(value, Setting) else Setting(value) for field, value in declared.items()}
+        section.settings = {field: value for field, value in settings.items() if value.is_key}
         kinds = {field: kind_of(section.__annotations__[field]) for field in section.settings}
-        keys = tuple(key for field, one in section.settings.items() for key in one.keys(field, kinds[field]))
-        required = tuple(field for field, one in section.settings.items() if one.default is ...)
+        keys = tuple(key for field, value in section.settings.items() for key in value.keys(field, kinds[field]))
+        required = tuple(field for field, value in section.settings.items() if value.default is ...)
         section.key_table = KeyTable(keys, required, section.shorthand)
         return section
 

@@ -108,9 +108,9 @@ class ResourceSharing(Section):
     enabled: bool = True
     mode: Literal["offload_only", "share_and_offload", "dynamic_balancing"] = setting("dynamic_balancing", live=True)
     policy: Literal["conservative", "balanced", "aggressive", "predictive"] = "balanced"
-    strategy: Annotated[Strategy, kinds.OneOf(tuple(one for one in Strategy if one is not Strategy.NODE_SPECIFIC))] = (
-        setting(Strategy.LOAD_BALANCED, live=True)
-    )
+    strategy: Annotated[
+        Strategy, kinds.OneOf(tuple(word for word in Strategy if word is not Strategy.NODE_SPECIFIC))
+    ] = setting(Strategy.LOAD_BALANCED, live=True)
     check_interval_seconds: LoopSeconds = setting(60.0, live=True)
     offer_expiry_seconds: LoopSeconds = setting(300.0, live=True)
     max_offers_per_node: Annotated[int, NOT_NEGATIVE, kinds.Count(1, 1000)] = setting(5, live=True)

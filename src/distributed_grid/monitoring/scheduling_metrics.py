@@ -117,10 +117,10 @@ def run_of(job: Job) -> FinishedRun | None:
         return None
     cores_milli = job.request.ask.cpu_milli
     held_ms = sum(attempt.ended_at_ms - attempt.assigned_at_ms for attempt in job.attempts)
-    used_ms = sum(one.outcome.cpu_ms for one in started if one.outcome is not None)
+    used_ms = sum(attempt.outcome.cpu_ms for attempt in started if attempt.outcome is not None)
     return FinishedRun(
         job.ended_at_ms,
-        sum(one.ended_at_ms - one.started_at_ms for one in started),
+        sum(attempt.ended_at_ms - attempt.started_at_ms for attempt in started),
         used_ms if cores_milli else 0,
         held_ms * cores_milli // 1000,
     )

@@ -116,7 +116,7 @@ def summarise(ledger: Ledger, now: int) -> ClusterSummary:
             age = heartbeat_age_seconds(seen, now)
             silent.append({"node_id": node.name, "state": str(node.state), "seconds_since_heard": age})
     known = len(pressures)
-    states = Counter(str(one.state) for one in ledger.nodes.values())
+    states = Counter(str(node.state) for node in ledger.nodes.values())
     total = states.total()
     pressure_summary: PressureSummary | None = None
     if pressures:

@@ -229,11 +229,12 @@ def _panels(replays: Sequence[tuple[str, ReplayStatistics]], span_ms: int, colum
         return [100 * mean / max(whole, 1) for mean in _means(figures.series.at_ms, values, span_ms, columns)]
 
     every = [figures for _, figures in replays]
-    panels = [_Panel("CPU in use", 100.0, "%", [means(one, one.series.cpu_milli, one.cpu_milli) for one in every])]
+    cpu = [means(figures, figures.series.cpu_milli, figures.cpu_milli) for figures in every]
+    panels = [_Panel("CPU in use", 100.0, "%", cpu)]
     if any(figures.gpu_milli for figures in every):
-        gpu = [means(one, one.series.gpu_milli, one.gpu_milli) for one in every]
+        gpu = [means(figures, figures.series.gpu_milli, figures.gpu_milli) for figures in every]
         panels.append(_Panel("GPU in use", 100.0, "%", gpu))
-    waiting = [_means(one.series.at_ms, one.series.waiting, span_ms, columns) for one in every]
+    waiting = [_means(figures.series.at_ms, figures.series.waiting, span_ms, columns) for figures in every]
     most = max((max(line) for line in waiting), default=0.0)
     # The next number that divides well into ticks.
     size = 4.0
