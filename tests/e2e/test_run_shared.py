@@ -49,6 +49,16 @@ def test_an_exit_of_137_and_a_kill_are_told_apart(shared_grid: Shell) -> None:
     )
 
 
+def test_merged_output_is_on_stdout_in_the_order_of_writing(shared_grid: Shell) -> None:
+    command = "for i in 1 2 3; do echo out $i; echo err $i >&2; done"
+    lines = "".join(f"out {i}\nerr {i}\n" for i in (1, 2, 3))
+    done = shared_grid("run-shared", "--merge", "-j", "merged", "--shell", command)
+    assert (done.stdout, done.stderr) == (lines, "")
+    assert shared_grid("jobs", "logs", "merged").stdout == lines
+    apart = shared_grid("run-shared", "--shell", command)
+    assert (apart.stdout, apart.stderr) == ("out 1\nout 2\nout 3\n", "err 1\nerr 2\nerr 3\n")
+
+
 def test_output_is_shown_while_the_command_runs(shared_grid: Shell) -> None:
     code = "import time; print('first'); time.sleep(60)"
     process = shared_grid.start("run-shared", PYTHON, "-c", code)

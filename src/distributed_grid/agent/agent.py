@@ -518,6 +518,7 @@ class HostedAttempts:
                 gpu_indexes=tuple(share.index for share in claim.gpus),
                 timeout_ms=command.timeout_ms,
                 grace_ms=command.grace_ms,
+                merge=command.merge,
                 hold_ms=order.hold_ms,
                 max_output_bytes=self.max_output_bytes,
                 max_files_bytes=self.max_files_bytes,

@@ -320,6 +320,7 @@ class SubmitJob(PlacementOptions, frozen=True, kw_only=True):
     given: Names = ()
     timeout_seconds: Seconds = 0.0
     grace_seconds: Seconds = 5.0
+    merge: bool = False  # stderr is written into stdout
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
     target: Name = ""
     restartable: bool = False
@@ -353,6 +354,7 @@ class CommandInLease(Message, frozen=True, kw_only=True):
     given: Names = ()
     timeout_seconds: Seconds = 0.0
     grace_seconds: Seconds = 5.0
+    merge: bool = False
     fetch: Patterns = ()
     fetch_to: Text = ""
     overwrite: bool = False

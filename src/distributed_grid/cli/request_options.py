@@ -85,6 +85,7 @@ job_options = (
     ship_option,
     Option("--fetch", multiple=True, metavar="GLOB", help="Bring these files back afterwards, such as 'out/**'."),
     Option("--overwrite", is_flag=True, help="Let fetched files replace local ones that were edited meanwhile."),
+    Option("--merge", is_flag=True, help="Write stderr into stdout, in the order of writing."),
 )
 """A command that runs as a job."""
 

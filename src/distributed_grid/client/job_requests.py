@@ -69,6 +69,7 @@ class CommandOptions(TypedDict, total=False):
     overwrite: bool  # also over local files that were edited meanwhile
     timeout: Span | None  # stops the job; 0 and None: never
     grace: Span  # from the request to stop until the kill
+    merge: bool  # write stderr into stdout, in the order of writing
     job_id: str  # a name of your own
 
 
@@ -177,6 +178,7 @@ def command_request(
         ),
         "timeout_seconds": parse_seconds(options.get("timeout") or 0.0, "a timeout"),
         "grace_seconds": parse_seconds(options.get("grace", GRACE_SECONDS), "a grace time"),
+        "merge": options.get("merge", False),
     }
     return JobRequest(
         submitted,

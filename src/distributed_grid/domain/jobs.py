@@ -104,6 +104,7 @@ class Command(Struct, frozen=True, omit_defaults=True, gc=False):
     workdir: str = ""
     given: tuple[str, ...] = ()
     payload: str = ""
+    merge: bool = False  # stderr is written into stdout
 
     def __repr__(self) -> str:
         names = [name for name, _ in self.env]  # the values may be secrets

@@ -57,6 +57,7 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     gpu_indexes: tuple[int, ...] = ()
     timeout_ms: int = 0
     grace_ms: int = 10_000
+    merge: bool = False  # stderr is written into stdout
     hold_ms: int = 0
     max_output_bytes: int = 0  # of stdout and of stderr; 0: no limit
     max_files_bytes: int = 0  # in its directories; 0: no limit

@@ -65,6 +65,7 @@ def start_command(
         reason = {ENOENT: "no such directory", ENOTDIR: "not a directory"}.get(error.errno or 0)
         raise LaunchFailed(f"{reason}: {where}" if reason else f"cannot enter {where}: {error.strerror}") from error
     nothing = os.open("/dev/null", os.O_RDONLY)
+    stdout, stderr = output
     try:
         for group in groups:
             group.join()
@@ -73,11 +74,12 @@ def start_command(
         path = find_command(spec["argv"], env)
         if 0 < spec["start_by_boot_ms"] <= boot_ms():  # no slow step comes after this
             raise LaunchFailed(START_EXPIRED, 126, node_fault=True)
+        streams = (nothing, stdout, stdout if spec.get("merge") else stderr)
         return os.posix_spawn(
             path,
             spec["argv"],
             env,
-            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((nothing, *output))],
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)],
             setsid=True,
             setsigmask=(),
             setsigdef=IGNORED_BY_PYTHON,  # the others are as `install_signal_handlers` left them

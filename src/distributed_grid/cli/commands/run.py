@@ -117,7 +117,9 @@ def job_request(argv: list[str], options: dict[str, Any], fields: dict[str, Any]
         fetch_to=os.path.abspath(workdir) if workdir and workdir != NONE else None,
         overwrite=options["overwrite"],
     )
-    return JobRequest({**fields, **command}, workdir, isolated=options["isolated"], ship=options["ship"])
+    return JobRequest(
+        {**fields, **command, "merge": options["merge"]}, workdir, isolated=options["isolated"], ship=options["ship"]
+    )
 
 
 def upload_for(session: CliSession, client: Client, request: JobRequest) -> dict[str, Any]:

@@ -494,6 +494,7 @@ def command_of(op: requests.SubmitJob | requests.CommandInLease, env: Mapping[st
         grace_ms=round(1000 * op.grace_seconds),
         workdir=op.workdir,
         given=op.given,
+        merge=op.merge,
     )
 
 
