@@ -184,11 +184,18 @@ class LeaseService:
     @endpoint(USER)
     async def request_and_wait(self, op: requests.RequestLease, caller: Caller) -> AllocationDetail:
         """The lease once it is granted; released when its client hangs up meanwhile."""
-        answer = await self._decide(op, caller)
-        lease = answer.lease
-        if not op.dry_run and _is_pending(lease):
-            lease = await self._until_granted(lease.id, caller)
-        return await self._detail(lease, answer)
+        try:
+            answer = await self._decide(op, caller)
+            lease = answer.lease
+            if not op.dry_run and _is_pending(lease):
+                lease = await self._until_granted(lease.id)
+            return await self._detail(lease, answer)
+        except asyncio.CancelledError:
+            if not self._is_stopping() and not op.dry_run:  # the client hung up: nobody would ever release this lease
+                with contextlib.suppress(NotFound):
+                    released = LeaseReleased(op.request_id, caller.user, "its client went away")
+                    await asyncio.shield(self._grid.handle(released))
+            raise
 
     async def _decide(self, op: requests.RequestLease, caller: Caller) -> LeaseAnswer:
         event = LeaseAsked(await self._converter.convert(op, caller), op.again)
@@ -203,7 +210,7 @@ class LeaseService:
             allocation=AllocationRow.of(viewer, lease), reasons=list(answer.reasons), decision=decision
         )
 
-    async def _until_granted(self, lease_id: str, caller: Caller) -> Lease:
+    async def _until_granted(self, lease_id: str) -> Lease:
         changed = self._grid.watch(lease_id)
         try:
             while True:
@@ -216,10 +223,6 @@ class LeaseService:
                 if not _is_pending(lease):
                     return lease
                 await changed.wait()
-        except asyncio.CancelledError:
-            if not self._is_stopping():  # the client hung up: nobody would ever release this lease
-                await asyncio.shield(self._grid.handle(LeaseReleased(lease_id, caller.user, "its client went away")))
-            raise
         finally:
             self._grid.unwatch(lease_id, changed)
 

@@ -68,3 +68,31 @@ def test_a_second_release_says_when_the_lease_ended() -> None:
         await cluster.grid.stop()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("cores", [1, 4], ids=["granted at once", "waiting for another"])
+def test_lease_of_a_client_that_hangs_up_is_released_whenever_it_does(cores: int) -> None:
+    async def scenario() -> None:
+        cluster = InProcessGrid()
+        await cluster.open(a_node("ash", cores=4))
+        held = await cluster.ask("held") if cores == 4 else None
+        answered = 0
+        for steps in range(40):
+            op = requests.RequestLease(
+                request_id=f"r{steps}", resource_type="cpu", amount=cores, wait_seconds=60, duration_seconds=600
+            )
+            call = asyncio.create_task(cluster.leases.request_and_wait(op, Caller("ann")))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            if not call.done():
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+            else:
+                answered += 1
+                await cluster.leases.release(requests.ReleaseLease(op.request_id, exact=True), Caller("ann"))
+            alive = await cluster.grid.read(lambda ledger, now: list(ledger.leases))
+            assert alive == (["held"] if held is not None else []), f"hung up after {steps} steps"
+        assert answered < 40
+        await cluster.grid.stop()
+
+    asyncio.run(scenario())
