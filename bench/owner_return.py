@@ -25,6 +25,7 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.owner.borrowed_work import HostedWork
 from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import OwnerRules
 
@@ -112,7 +113,7 @@ async def lent_machine(cores: int) -> AsyncIterator[AttemptHost]:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         guard.release()
-        await host.stop_attempt("bench.1", kind="cancelled", grace_ms=0)
+        await host.stop_attempt("bench.1", ending=Ending.CANCELLED, grace_ms=0)
         while host.running():
             await asyncio.sleep(0.01)
         await host.stop()

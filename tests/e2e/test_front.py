@@ -117,7 +117,7 @@ def test_bad_input_is_one_line_and_unknown_options_are_type_errors(shell: Shell)
     with pytest.raises(BadInput, match="a list of words, or one string, not int"):
         grid.run(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="no such option: memory"):
-        grid.run("true", memory=1)
+        grid.run("true", memory=1)  # type: ignore[call-arg]
     with pytest.raises(Refused, match="No node can ever lend"):
         grid.run("true", gpus=64)
 

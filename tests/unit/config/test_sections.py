@@ -266,9 +266,9 @@ def test_a_section_made_in_python_holds_only_what_its_fields_can(section, values
 
 def test_a_section_made_in_python_has_no_unknown_fields_and_all_that_are_needed():
     with pytest.raises(TypeError, match="nmae"):
-        NodeConfig(name="a", nmae="b")
+        NodeConfig(name="a", nmae="b")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="name"):
-        NodeConfig()
+        NodeConfig()  # type: ignore[call-arg]
 
 
 def test_a_section_made_in_python_is_brought_to_the_normal_form():

@@ -94,7 +94,9 @@ def test_it_moves_only_what_it_may_and_never_too_often(rules, jobs, rounds):
             grid.mark(uid)
     above: dict[str, list[bool]] = defaultdict(list)
     for levels, forecast, act, seconds in rounds:
-        readings = {name: _reading(name, *pair, forecast) for name, pair in zip(NAMES, levels, strict=True)}
+        readings = {
+            name: _reading(name, memory, cpu, forecast) for name, (memory, cpu) in zip(NAMES, levels, strict=True)
+        }
         for name, one in readings.items():
             known = [level for level in (one.memory, one.cpu) if level is not None]
             above[name].append(any(level > 800 for level in known))
