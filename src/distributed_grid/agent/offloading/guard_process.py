@@ -231,6 +231,9 @@ class GuardProcess:
         if name == Step.FREEZE:
             self._freeze(now, order)
         elif name == "check" and isinstance(changes := order.get("changes"), str):
+            self._perform(
+                self._core.observe(now, TreeView(self._tree.is_alive))
+            )  # an ended original is gone, not thawed
             self._perform(self._core.check(now, changes))
         elif name == Step.COMMIT:
             self._perform(self._core.commit(now, self._view()))
