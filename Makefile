@@ -15,7 +15,7 @@ FAST = -p no:schemathesis -m fast
 # In the order of tests/support/run_order.py.
 ORDERED = --dist loadscope --no-loadscope-reorder -p no:schemathesis
 PARALLEL = -n $(TEST_WORKERS) $(ORDERED)
-TEST_WORKERS ?= 5
+TEST_WORKERS ?= 6
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
