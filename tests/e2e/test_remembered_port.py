@@ -98,6 +98,7 @@ def test_a_job_outlives_a_port_that_another_program_took(grid: Shell, near: Join
     assert grid.json("daemon", "status")["warnings"] == []
 
 
+@pytest.mark.usefixtures("usual_port_taken")  # which the grids of other tests take and free at any time
 def test_a_named_port_wins_over_the_remembered_one(grid: Shell) -> None:
     grid("status", check=0)
     remembered, named = port_of(grid), free_port()
