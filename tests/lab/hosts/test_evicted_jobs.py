@@ -71,7 +71,7 @@ def allows_rerun(kind: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "seconds"), [(12, 50), pytest.param(50, 600, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])]
+    ("jobs", "seconds"), [(8, 28), pytest.param(50, 600, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])]
 )
 def test_no_job_is_evicted_twice_by_the_same_node_nor_rerun_unasked(
     cluster: Cluster, shared_lab: Lab, jobs: int, seconds: float
